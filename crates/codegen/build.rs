@@ -1,6 +1,6 @@
-//! Finds the libLLVM that ships inside the Rust toolchain and links it, where the feature `llvm` asks for it.
+//! Finds the libLLVM of the Rust toolchain and links it, if the feature `llvm` is enabled.
 //!
-//! `TILEWRIGHT_LIBLLVM` names another libLLVM 22 where the toolchain has none that fits. Prints `libdir`,
+//! `TILEWRIGHT_LIBLLVM` names another libLLVM 22 if that of the toolchain is unsuitable. Prints `libdir`,
 //! which the build scripts of crates with binaries turn into an rpath, so that the binaries start without
 //! `LD_LIBRARY_PATH`.
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// The major version of LLVM that the bindings are written for.
+/// Major version of LLVM for which the bindings are written.
 const LLVM_MAJOR: &str = "22";
 
 /// Advice for any failure below.
@@ -22,7 +22,7 @@ fn main() {
     }
     println!("cargo::rerun-if-env-changed=TILEWRIGHT_LIBLLVM");
     println!("cargo::rerun-if-env-changed=RUSTC");
-    // Where only docs are made nothing is linked, and their toolchain may have another LLVM.
+    // A documentation build links nothing, and its toolchain may have another LLVM.
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     if env::var_os("DOCS_RS").is_some() {
         return;
@@ -37,7 +37,7 @@ fn main() {
     }
 }
 
-/// The path of the libLLVM to link.
+/// Path of the libLLVM to link.
 fn find() -> Result<PathBuf, String> {
     if let Some(named) = env::var_os("TILEWRIGHT_LIBLLVM") {
         return match fs::canonicalize(&named) {
@@ -52,7 +52,7 @@ fn find() -> Result<PathBuf, String> {
     }
     let folder = Path::new(rustc(&["--print", "sysroot"])?.trim()).join("lib");
     let entries = fs::read_dir(&folder).map_err(|e| format!("cannot read {}: {e}", folder.display()))?;
-    // Beside the library lies a linker script of a few bytes that names it.
+    // A linker script of a few bytes next to the library refers to it.
     entries
         .filter_map(Result::ok)
         .filter(|entry| {
@@ -74,7 +74,7 @@ fn rustc(arguments: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Links a library whatever its file name, by a link of the name that linkers look for.
+/// Links a library of any file name, through a symbolic link with the name that linkers expect.
 fn link(library: &Path) -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     let alias = out.join("libtilewright_llvm.so");

@@ -1,4 +1,4 @@
-//! Time that quick code takes to make. Numbers to look at; none is asserted.
+//! Benchmark of the fast back end's compile time, without assertions.
 //!
 //! `cargo bench -p tilewright-codegen --bench quick`
 
@@ -10,11 +10,11 @@ use std::time::Instant;
 use common::{host, row_of_sums};
 use tilewright_codegen::Compiler;
 
-/// Runs of which the fastest counts: others take the core now and then.
+/// Number of runs, of which the fastest counts, as other processes may interfere.
 const N_RUNS: usize = 7;
 
-/// Registers are compared with each other, so that twice the code may take some four times as long; growth by
-/// the third power, eight times, would not end for a large kernel.
+/// Register allocation compares registers pairwise, so twice the code may take about four times as long;
+/// cubic growth, eight times, would be prohibitive for a large kernel.
 fn main() {
     let mut before: Option<f64> = None;
     for n in [512, 1024, 2048, 4096, 8192] {

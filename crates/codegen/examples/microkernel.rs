@@ -1,6 +1,6 @@
-//! Speed and compile time of hand-built matrix products, in GFLOP/s of one thread (best of several runs).
+//! Speed and compile time of handwritten matrix products, in GFLOP/s of one thread (best of several runs).
 //!
-//! `cargo run --release --example microkernel [-- FILTER]`; with `asm` as second argument it prints the
+//! `cargo run --release --example microkernel [-- FILTER]`; with `asm` as the second argument, prints the
 //! assembly.
 
 #[path = "../tests/common/mod.rs"]
@@ -32,7 +32,7 @@ impl Drop for Aligned {
     }
 }
 
-/// Seconds of the fastest run, and the fastest compilation.
+/// Time of the fastest run in seconds, and of the fastest compilation.
 fn measure(p: &Program, target: &Target, seconds: f64) -> (f64, CompileTimes) {
     let mut times = CompileTimes { machine_code_ns: u64::MAX, ..CompileTimes::default() };
     let mut kernel = None;
@@ -50,14 +50,14 @@ fn measure(p: &Program, target: &Target, seconds: f64) -> (f64, CompileTimes) {
     for ((_, b), memory) in p.arguments().zip(&arguments) {
         let mut numbers = common::Numbers(3);
         let values: Vec<f64> = (0..b.n_elements().unwrap()).map(|_| numbers.next()).collect();
-        // SAFETY: the buffer, which nobody else uses meanwhile.
+        // SAFETY: the slice covers the buffer, to which there are no other references.
         b.dtype.write(&values, unsafe { std::slice::from_raw_parts_mut(memory.0, b.size_bytes().unwrap() as usize) });
     }
     let pointers: Vec<*mut u8> = arguments.iter().map(|m| m.0).collect();
     let kept: Vec<*mut u8> = kept.iter().map(|m| m.0).collect();
     let runtime = Runtime::serial();
     let mut best = f64::INFINITY;
-    // SAFETY: memory of the sizes asked for.
+    // SAFETY: the memory has the required sizes.
     unsafe {
         kernel.prepare(&pointers, &kept, scratch.0, &runtime);
         let start = Instant::now();
@@ -75,13 +75,13 @@ fn measure(p: &Program, target: &Target, seconds: f64) -> (f64, CompileTimes) {
     (best, times)
 }
 
-/// Vector register spills in the assembly: stores to and loads from the stack.
+/// Number of vector register spills in the assembly: stores to and loads from the stack.
 fn spills(p: &Program, target: &Target) -> usize {
     let asm = String::from_utf8(emit(p, target, Emit::Asm).expect("compiles")).expect("text");
     asm.lines().filter(|l| l.contains("mm") && l.contains("(%rsp)")).count()
 }
 
-/// Multiply-adds on registers alone: what the machine can do at this moment.
+/// Multiply-adds on registers only, which measure the machine's current peak.
 fn peak(dtype: DType, lanes: i64) -> (Program, f64) {
     let (n, rows) = (4096, 12);
     let mut p = program("peak");
@@ -103,7 +103,7 @@ fn peak(dtype: DType, lanes: i64) -> (Program, f64) {
     (p, 2.0 * (n * rows * lanes) as f64)
 }
 
-/// A copy of rows into panels `[k, rows]`, all within the first-level cache.
+/// Copy of rows into panels `[k, rows]`, within the L1 cache.
 fn transposing_pack(dtype: DType, rows: i64, lanes: i64) -> (Program, f64) {
     let k = 2048 / rows / lanes * lanes;
     let mut p = program("pack");
@@ -116,7 +116,7 @@ fn transposing_pack(dtype: DType, rows: i64, lanes: i64) -> (Program, f64) {
     (p, (rows * k) as f64)
 }
 
-/// A copy of columns of a tile `[lanes, columns]` into rows, within the first-level cache.
+/// Copy of columns of a tile `[lanes, columns]` into rows, within the L1 cache.
 fn transposing_unpack(dtype: DType, columns: i64, lanes: i64) -> (Program, f64) {
     let n = 2048 / columns / lanes;
     let mut p = program("unpack");
@@ -128,7 +128,7 @@ fn transposing_unpack(dtype: DType, columns: i64, lanes: i64) -> (Program, f64) 
     (p, (n * columns * lanes) as f64)
 }
 
-/// A function of each element, within the first-level cache: in vectors, or one after the other.
+/// Elementwise function within the L1 cache, in vectors or as scalars.
 fn elementwise(op: UnaryOp, dtype: DType, lanes: Option<i64>) -> (Program, f64) {
     let mut p = program("elementwise");
     let a = input(&mut p, "A", dtype, &[1024]);
@@ -221,7 +221,8 @@ fn main() {
             out.write_all(&emit(p, target, Emit::Asm).expect("compiles")).unwrap();
         }
         let (seconds, t) = measure(p, target, 0.3);
-        // Packs are compared with one element a cycle; the clock is that of two 8-lane multiply-adds a cycle.
+        // Packing is compared with one element per cycle; the clock rate is derived from two 8-lane
+        // multiply-adds per cycle.
         let (reference, reference_work) = match flops_lanes {
             Some(lanes) => peak(p.buffers[0].dtype, *lanes),
             None => peak(DType::F32, 8),
@@ -229,7 +230,7 @@ fn main() {
         let (reference_seconds, _) = measure(&reference, target, 0.1);
         let mut reference_rate = reference_work / reference_seconds;
         if flops_lanes.is_none() {
-            // Two 8-lane multiply-adds a cycle.
+            // Two 8-lane multiply-adds per cycle.
             reference_rate /= 32.0;
         }
         let ms = |ns: u64| ns as f64 / 1e6;

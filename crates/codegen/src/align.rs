@@ -9,6 +9,6 @@ pub enum ArgumentAlign {
     /// 64 bytes, a cache line.
     #[default]
     Lines,
-    /// Size of an element, as for a slice of a tensor, or memory of other programs.
+    /// Size of an element, for slices of tensors or memory of other programs.
     Elements,
 }

@@ -1,4 +1,5 @@
-//! LLVM's names of x86 CPUs, by CPUID, so that a build without LLVM writes the same records as one with it.
+//! LLVM's names of x86 CPUs, determined by CPUID, so that builds with and without LLVM write the same
+//! records.
 
 use std::arch::x86_64::__cpuid;
 
@@ -37,12 +38,12 @@ pub fn host_cpu() -> Option<(String, String)> {
         (is_x86_feature_detected!("avxvnniint8"), "avxvnniint8"),
     ];
     let sign = |has: bool| if has { '+' } else { '-' };
-    // What kernels depend on.
+    // Features that kernels depend on.
     let features: Vec<String> = features.iter().map(|(has, name)| format!("{}{name}", sign(*has))).collect();
     Some((name.to_owned(), features.join(",")))
 }
 
-/// Intel's CPUs of family 6; `server` is the one of model 85, which three share.
+/// Names of Intel CPUs of family 6; `server` is the name for model 85, which three CPUs share.
 ///
 /// # Source
 /// The list of models in LLVM 22's `TargetParser/Host.cpp`, from AVX2 on.
@@ -70,10 +71,10 @@ fn intel(model: u32, server: &'static str) -> Option<&'static str> {
     })
 }
 
-/// AMD's CPUs, from Zen on.
+/// Names of AMD CPUs, from Zen on.
 ///
 /// # Source
-/// As [`intel`].
+/// See [`intel`].
 fn amd(family: u32, model: u32) -> Option<&'static str> {
     Some(match (family, model) {
         (0x17, 0x30..=0x3f | 0x47 | 0x60..=0x7f | 0x84..=0x87 | 0x90..=0xaf) => "znver2",

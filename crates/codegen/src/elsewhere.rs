@@ -1,4 +1,4 @@
-//! Code for another machine, whose memory another program writes.
+//! Code for another machine, into whose memory another program writes it.
 
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Program, Target};
@@ -15,7 +15,7 @@ pub struct Object {
     kept_bytes: Vec<u64>,
 }
 
-/// Addresses for linking: of the code, and of functions that it calls.
+/// Addresses for linking: of the code, and of the functions that it calls.
 pub struct LinkAddresses<'a> {
     /// Address of the image's first byte.
     pub at: u64,
@@ -50,7 +50,8 @@ impl Object {
         Ok(Object { bytes, arch: target.arch, scratch, kept_bytes })
     }
 
-    /// Bytes of scratch memory for `n_threads` threads; it must be aligned to [`crate::SCRATCH_ALIGN`].
+    /// Size in bytes of the scratch memory for `n_threads` threads, which must be aligned to
+    /// [`crate::SCRATCH_ALIGN`].
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
         self.scratch.bytes(n_threads)
     }
@@ -63,7 +64,7 @@ impl Object {
     /// Links the object for `address`.
     ///
     /// # Errors
-    /// [`CompileError::UnknownSymbol`] if it calls a function that is not there.
+    /// [`CompileError::UnknownSymbol`] if the object calls a function without an address.
     pub fn link(&self, address: &LinkAddresses) -> Result<LinkedImage, CompileError> {
         let too_far = || CompileError::Object("its address does not fit this machine's pointers".into());
         let [at, page] = [address.at, address.page_bytes].map(|n| usize::try_from(n).map_err(|_| too_far()));
@@ -76,7 +77,8 @@ impl Object {
 }
 
 impl LinkedImage {
-    /// Offset of the function of a part; `None` where the program has none, as without `finish`.
+    /// Offset of the function of a part; `None` if the program has no such function, for example without
+    /// `finish`.
     pub fn entry(&self, part: Part) -> Option<u64> {
         let name = generate::symbol(part);
         self.functions.iter().find(|(known, _)| known == name).map(|(_, place)| *place as u64)

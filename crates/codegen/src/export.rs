@@ -14,12 +14,12 @@ use crate::{CompileError, ScratchLayout, scratch_layout};
 
 /// Result of exported functions on success.
 pub const OK: i32 = 0;
-/// Result of exported functions, without effect, where the CPU or the operating system lacks a feature.
+/// Result of exported functions, without effect, if the CPU or the operating system lacks a feature.
 pub const CPU_UNSUPPORTED: i32 = 1;
-/// Result of exported functions, without effect, where a pointer is null or misaligned.
+/// Result of exported functions, without effect, if a pointer is null or misaligned.
 pub const BAD_POINTER: i32 = 2;
 
-/// Result of exported functions, without effect, where an open (dynamic) size is out of its range.
+/// Result of exported functions, without effect, if an open (dynamic) size is out of its range.
 pub const BAD_SIZE: i32 = 3;
 
 /// Alignment of buffers and scratch memory, in bytes.
@@ -35,12 +35,12 @@ pub fn supported_name(prefix: &str) -> String {
     format!("{prefix}_supported")
 }
 
-/// Name of the function by which TVM-FFI calls a part.
+/// Name of the function with which TVM-FFI calls a part.
 pub fn ffi_name(prefix: &str, part: Part) -> String {
     format!("__tvm_ffi_{}", function_name(prefix, part))
 }
 
-/// DLPack's code of an element type, and its number of bits.
+/// DLPack code of an element type, and its number of bits.
 pub fn dlpack(dtype: DType) -> (u8, u64) {
     let code = match dtype {
         DType::I8 | DType::I7 | DType::I16 | DType::I32 | DType::I64 => 0,
@@ -52,7 +52,7 @@ pub fn dlpack(dtype: DType) -> (u8, u64) {
     (code, 8 * dtype.bytes())
 }
 
-/// Buffer that a caller passes.
+/// Buffer passed by a caller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallerBuffer {
     /// Name in the program.
@@ -65,9 +65,9 @@ pub struct CallerBuffer {
     pub size_bytes: u64,
     /// Role in the program's interface.
     pub role: Role,
-    /// Parts that only read it.
+    /// Parts that only read the buffer.
     pub read_by: Vec<Part>,
-    /// Parts that write it.
+    /// Parts that write the buffer.
     pub written_by: Vec<Part>,
 }
 
@@ -82,9 +82,9 @@ impl CallerBuffer {
 /// Interface of an exported object, for C programs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interface {
-    /// Prefix of its function names.
+    /// Prefix of function names.
     pub prefix: String,
-    /// Maximum number of threads of its parallel loops.
+    /// Maximum number of threads of parallel loops.
     pub n_threads: usize,
     /// Buffers in the order of the call: the program's arguments, then its kept buffers.
     pub buffers: Vec<CallerBuffer>,
@@ -92,7 +92,7 @@ pub struct Interface {
     pub sizes: Vec<OpenSize>,
     /// Size of the scratch memory in bytes.
     pub scratch_bytes: u64,
-    /// Required CPU features beyond the family's baseline, by LLVM's names.
+    /// Required CPU features beyond the family's baseline, by their LLVM names.
     pub cpu_features: Vec<&'static str>,
     arch: Arch,
 }
@@ -101,7 +101,7 @@ impl Interface {
     /// Alignment of buffers and scratch memory, in bytes.
     pub const ALIGN: u64 = ALIGN;
 
-    /// Interface of a lowered program's object; without `prefix`, a unique one is made.
+    /// Creates the interface of a lowered program's object; without `prefix`, a unique one is generated.
     ///
     /// # Errors
     /// If a buffer is too large.
@@ -134,9 +134,9 @@ impl Interface {
         Ok(Interface { prefix, n_threads, buffers, sizes, scratch_bytes, cpu_features, arch: target.arch })
     }
 
-    /// Writes down for [`Interface::of_uses`] what the statements of a program add to its interface: the
-    /// sizes of the scratch memory, eight bytes each, and of each buffer the parts that read it and those
-    /// that write it, a byte with a bit for each.
+    /// Encodes for [`Interface::of_uses`] the information in the interface that depends on statements: the
+    /// sizes of the scratch memory, eight bytes each, and for each buffer the parts that read it and those
+    /// that write it, a byte with a bit for each part.
     pub(crate) fn uses_to_bytes(&self, scratch: ScratchLayout) -> Vec<u8> {
         let bit = |part: &Part| Part::ALL.iter().position(|(other, _)| other == part).expect("every part is listed");
         let bits = |parts: &[Part]| parts.iter().fold(0, |bits, part| bits | 1 << bit(part));
@@ -145,9 +145,9 @@ impl Interface {
         sizes.into_iter().flatten().chain(uses).collect()
     }
 
-    /// The interface of a program whose statements are not looked at, since bytes begin with what
-    /// [`Interface::uses_to_bytes`] has found of them; with the layout of the scratch memory and the bytes
-    /// behind. `None` where the bytes are too few.
+    /// Creates the interface of a program without analyzing its statements, from bytes that begin with the
+    /// result of [`Interface::uses_to_bytes`]; also returns the layout of the scratch memory and the
+    /// remaining bytes. `None` if there are too few bytes.
     pub(crate) fn of_uses<'a>(
         program: &Program,
         target: &Target,
@@ -181,7 +181,7 @@ impl Interface {
         Some((interface, scratch, rest))
     }
 
-    /// Whether a text is a C identifier, and so a valid prefix.
+    /// Whether a text is a C identifier and thus a valid prefix.
     pub fn is_prefix(text: &str) -> bool {
         text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
             && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -193,7 +193,7 @@ impl Interface {
         [supported_name(&self.prefix)].into_iter().chain(parts).collect()
     }
 
-    /// Names of the functions by which TVM-FFI calls an object that is not hidden: one for each non-empty
+    /// Names of the functions with which TVM-FFI calls an object that is not hidden: one for each non-empty
     /// part, if there are no open sizes.
     pub fn ffi_symbols(&self) -> Vec<String> {
         let is_fixed = self.sizes.is_empty();
@@ -212,7 +212,7 @@ impl Interface {
         kept.map(|b| b.size_bytes.next_multiple_of(ALIGN)).sum()
     }
 
-    /// Prints the header for C99 and C++; `origin` describes the origin of the object in a few lines.
+    /// Generates the header for C99 and C++; `origin` describes the origin of the object in a few lines.
     pub fn header(&self, origin: &[String]) -> String {
         let mut out = String::new();
         self.write_header(&mut out, origin).expect("writing to a string does not fail");
@@ -366,8 +366,8 @@ fn join<T: AsRef<str>>(words: impl IntoIterator<Item = T>, between: &str) -> Str
     })
 }
 
-/// A prefix that no other program's object has: the workload, for readers, and a hash of what says everything
-/// about the code.
+/// Returns a prefix unique to the program's object: the workload, for readability, and a hash of everything
+/// that determines the code.
 fn own_prefix(program: &Program, target: &Target, n_threads: usize, scratch_bytes: u64) -> String {
     let mut name = String::new();
     let mut chars = program.name.chars().peekable();
@@ -452,7 +452,7 @@ mod tests {
             Interface::new(program, target, n_threads, None).unwrap().prefix
         };
         let base = prefix(&program, &target("x86-64"), 1);
-        // Builds and sources of others contain it.
+        // Users' builds and sources contain the prefix, so it must not change.
         assert_eq!(base, "conv2d_c3_k16_epilogue_bias_relu_5f4da5c29fc7c2e3");
         let other = Program { loops: vec!["i".to_owned()], ..program.clone() };
         let more = Target { features: "+avx".to_owned(), ..target("x86-64") };

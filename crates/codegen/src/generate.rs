@@ -1,12 +1,13 @@
-//! A program as functions in static single assignment form: loops and statements.
+//! Translation of a program to functions in static single assignment form: loops and statements.
 //!
-//! Each part of the program becomes an exported function that unpacks its arguments and calls an internal one
-//! whose parameters are the buffers, so that "no two of them overlap" can be said where a back end looks for
-//! it.
+//! Each part of the program becomes an exported function that unpacks its arguments and calls an internal
+//! function whose parameters are the buffers, so that they can be declared as non-overlapping where a back
+//! end expects it.
 //!
-//! A serial loop is a block with a phi for its variable, one phi for each pointer that advances with it, and
-//! its body, tested at the end. Integers and pointers that depend on outer loops only are computed in those
-//! loops (see [`LoopLevel`]), so that loop bodies come out hoisted and strength-reduced.
+//! A serial loop is a block with a phi for its variable, a phi for each pointer that advances with it, and
+//! its body, with the test at the end. Integers and pointers that depend on outer loops only are computed in
+//! those loops (see [`LoopLevel`]), so loop bodies are generated with invariants hoisted and
+//! strength-reduced.
 
 mod address;
 pub mod cpu;
@@ -48,14 +49,14 @@ use memory::LoadKey;
 use plan::{Chunk, KnownIndices, MemoryPlan, TemporaryMemory, VectorPiece, Vectors};
 use unit::{CodeSegment, ProgramUnits, Units};
 
-/// Stores to memory after which a basic block ends, where a statement does.
+/// Number of stores to memory after which a basic block ends at the next statement boundary.
 ///
-/// LLVM selects instructions block by block and compares each store with those before it. A row of 128
-/// channels that is packed without loops takes a second as one block and a tenth of that in short ones; the
-/// code is as fast.
+/// LLVM selects instructions block by block and compares each store with the previous ones. Packing a row of
+/// 128 channels without loops takes a second to compile as one block and a tenth of that in short blocks; the
+/// code is equally fast.
 const MOST_STORES: usize = 8;
 
-/// Storage of a buffer as a function reaches it.
+/// Storage of a buffer in a function.
 #[derive(Clone)]
 pub(super) enum Storage {
     /// Pointer to the first element.
@@ -64,7 +65,7 @@ pub(super) enum Storage {
     Chunks(Vec<(Chunk, Id)>),
 }
 
-/// A loop that is being written, or the function itself: code hoisted out of inner loops goes to the start of
+/// Loop being generated, or the function itself; code hoisted out of inner loops goes to the start of
 /// `header`.
 pub(super) struct LoopLevel {
     pub header: BlockId,
@@ -78,7 +79,7 @@ pub(super) struct LoopLevel {
     pub swizzled: Map<(BufferId, Index), Id>,
 }
 
-/// Values already computed in this block or in one that dominates it.
+/// Values already computed in this block or in a dominating one.
 #[derive(Clone, Default)]
 pub(super) struct ComputedValues {
     pub loads: Map<BufferId, Map<LoadKey, Id>>,
@@ -87,23 +88,23 @@ pub(super) struct ComputedValues {
     pub parts: Map<Id, gpu::tensor::FactorParts>,
     /// Register chunks updated in the current reduction step.
     pub updated: BTreeSet<(BufferId, i64)>,
-    /// Pointers hidden from alias analysis, in a reduction step whose loads must not be merged with the
-    /// previous step's.
+    /// Pointers hidden from alias analysis, in a reduction step whose loads must not be merged with those of
+    /// the previous step.
     pub fresh: Option<Map<Id, Id>>,
 }
 
-/// The lanes being written.
+/// Lanes of the code being generated.
 #[derive(Clone, Copy)]
 pub(super) struct WrittenLanes {
     pub var: LoopId,
     pub piece: VectorPiece,
-    /// Mask of the active lanes; all where `None`.
+    /// Mask of the active lanes; `None` if all are active.
     pub mask: Option<Id>,
     /// Whether masked-off lanes may be out of bounds.
     pub guarded: bool,
 }
 
-/// The state of the function being written.
+/// State of the function being generated.
 pub(super) struct FunctionBuilder {
     /// Function being generated; `None` before the first.
     pub id: FunctionId,
@@ -130,13 +131,13 @@ pub(super) struct FunctionBuilder {
     pub goes_on: bool,
     /// Whether threads issue asynchronous copies (`cp.async`).
     pub has_copies: bool,
-    /// State of bulk copies, in a kernel with such.
+    /// State of bulk copies, in a kernel that has them.
     pub tma: Option<gpu::bulk::TmaState>,
     /// Role of the thread, in a kernel with a producer warp.
     pub pipeline_role: Option<gpu::producer_warp::PipelineRole>,
-    /// Index of the thread's warp in the block, in a kernel whose consumer teams take turns.
+    /// Index of the thread's warp in the block, in a kernel whose consumer teams alternate.
     pub warp_of_block: Option<Id>,
-    /// Staging boxes of bulk stores, in a kernel with such.
+    /// Staging boxes of bulk stores, in a kernel that has them.
     pub stores: Option<gpu::store::Stores>,
     /// Dot product steps around the insertion point.
     pub dot: Option<DotSteps>,
@@ -146,13 +147,13 @@ pub(super) struct FunctionBuilder {
     outside: Option<(Id, Id)>,
 }
 
-/// Writes a program into a module.
+/// Generator of a program's module.
 pub(super) struct Generator<'p> {
     pub m: Builder,
     pub program: &'p Program,
     pub target: &'p Target,
     pub plan: &'p MemoryPlan,
-    /// Kept buffers that the part being written fills.
+    /// Kept buffers that the part being generated fills.
     filled: BTreeSet<BufferId>,
     pub f: FunctionBuilder,
     /// Units of earlier programs.
@@ -176,8 +177,8 @@ pub fn symbol(part: Part) -> &'static str {
     }
 }
 
-/// Number of parameters of the function that a part becomes: buffers, scratch memory, the runtime, and open
-/// sizes where it uses some.
+/// Number of parameters of a part's function: buffers, scratch memory, the runtime, and open sizes if it uses
+/// any.
 pub(super) fn entry_parameters(sizes: &[(usize, &OpenSize)]) -> usize {
     if sizes.is_empty() { 3 } else { 4 }
 }
@@ -189,11 +190,11 @@ pub struct GenerateOptions<'p> {
     pub prefix: Option<&'p str>,
     /// Alignment of arguments.
     pub arguments: ArgumentAlign,
-    /// Whether exported functions have hidden visibility, within a library only.
+    /// Whether exported functions have hidden visibility, for use within a library only.
     pub is_hidden: bool,
 }
 
-/// Generates the functions of a program's parts, with the units that are not yet known; an empty `finish` has
+/// Generates the functions of a program's parts, and the units that are not yet known; an empty `finish` has
 /// no function.
 pub fn generate(
     program: &Program,
@@ -212,7 +213,7 @@ pub fn generate(
             parts.push((part, g.part(part, guard.as_ref())?));
         }
     }
-    // Tensors of open sizes have no shape to check.
+    // Tensors of open sizes have no fixed shape to check.
     if let (Some(guard), false, true) = (&guard, is_hidden, program.sizes.is_empty()) {
         g.ffi_functions(guard, &parts);
     }
@@ -249,7 +250,7 @@ impl FunctionBuilder {
 }
 
 impl<'p> Generator<'p> {
-    /// A generator that has written nothing yet.
+    /// Creates a generator with an empty module.
     fn new(
         program: &'p Program,
         target: &'p Target,
@@ -261,7 +262,7 @@ impl<'p> Generator<'p> {
         let (m, f) = (Builder::new(&program.name), FunctionBuilder::new(FunctionId::new(u32::MAX as usize)));
         let (filled, uses) = (BTreeSet::new(), ProgramUnits::default());
         let mut hasher = DefaultHasher::new();
-        // Units are for CPUs, whose names are those of programs that knew no other machines.
+        // Units are for CPUs only, so their names do not depend on the GPU fields.
         let Target { arch, cpu, features, vector_bits, n_vector_registers, has_fma, .. } = target;
         (arch, cpu, features, vector_bits, n_vector_registers, has_fma).hash(&mut hasher);
         (target.l1d_bytes, target.l2_bytes, target.l3_bytes).hash(&mut hasher);
@@ -277,7 +278,7 @@ impl<'p> Generator<'p> {
 impl Generator<'_> {
     // Functions.
 
-    /// Writes one part: the exported function, which it gives, and the internal one.
+    /// Generates one part: the exported function, which is returned, and the internal one.
     fn part(&mut self, part: Part, guard: Option<&ExportChecks>) -> Result<FunctionId, CompileError> {
         let (name, block) = (symbol(part), self.program.part(part));
         let ptr = Type::POINTER;
@@ -351,8 +352,8 @@ impl Generator<'_> {
         Ok(exported)
     }
 
-    /// Steps of the open sizes that a caller gives, as values of their variables; an exported function
-    /// returns where one has no such value.
+    /// Computes the variables of the open sizes from the sizes that a caller passes; an exported function
+    /// returns if a size is invalid.
     fn open_sizes(
         &mut self,
         guarded: Option<(&ExportChecks, ExportedFunction)>,
@@ -379,7 +380,7 @@ impl Generator<'_> {
         CompileError::NeverAllocated { buffer: self.program.buffer(buffer).name.clone() }
     }
 
-    /// Declares that a parameter is a buffer of its own.
+    /// Declares that a parameter is a non-overlapping buffer.
     pub(super) fn buffer_parameter(&mut self, at: usize, buffer: BufferId) {
         let b = self.program.buffer(buffer);
         let value = self.m.parameter(at);
@@ -396,7 +397,7 @@ impl Generator<'_> {
         self.f.vars.insert(var, (value, 0));
     }
 
-    /// CPU that computing functions are compiled for.
+    /// CPU for which computing functions are compiled.
     fn cpu(&self) -> Cpu {
         if self.prefix.is_some() { Cpu::Checked } else { Cpu::Target }
     }
@@ -411,7 +412,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Whether nothing writes a buffer while this part, or this kernel of a GPU, runs.
+    /// Whether a buffer is not written during this part or GPU kernel.
     pub(super) fn is_constant(&self, buffer: BufferId) -> bool {
         let b = self.program.buffer(buffer);
         match b.role {
@@ -422,7 +423,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Starts writing a function.
+    /// Starts generating a function.
     fn enter_function(&mut self, function: FunctionId, linkage: Linkage) {
         self.m.define(function, linkage, self.cpu());
         let entry = self.m.block(function);
@@ -431,7 +432,7 @@ impl Generator<'_> {
         self.f.levels.push(LoopLevel::new(entry, None));
     }
 
-    /// Enters a function, as [`Self::enter_function`] does, in the middle of another one, which it returns.
+    /// Enters a function like [`Self::enter_function`] in the middle of another one, whose state it returns.
     pub(super) fn start_function(&mut self, function: FunctionId, linkage: Linkage) -> FunctionBuilder {
         let outer = std::mem::replace(&mut self.f, FunctionBuilder::new(function));
         self.enter_function(function, linkage);
@@ -446,13 +447,13 @@ impl Generator<'_> {
 
     // Positions.
 
-    /// Goes on at the end of a block.
+    /// Continues at the end of a block.
     pub(super) fn go_to_end(&mut self, block: BlockId) {
         self.f.n_stores = 0;
         self.m.go_to(self.f.id, block);
     }
 
-    /// Writes code in an outer loop or at the start of the function.
+    /// Generates code in an outer loop or at the start of the function.
     pub(super) fn hoisted<T>(&mut self, depth: usize, write: impl FnOnce(&mut Self) -> T) -> T {
         let back = self.m.position();
         self.m.go_to_hoisted(self.f.levels[depth].header);
@@ -461,7 +462,7 @@ impl Generator<'_> {
         out
     }
 
-    /// The address some bytes from a pointer.
+    /// Address at a byte offset from a pointer.
     fn bytes_from(&self, pointer: Id, bytes: i64) -> Id {
         if bytes == 0 { pointer } else { self.m.element(Type::I8, pointer, self.m.int(bytes)) }
     }
@@ -546,7 +547,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Waits for the other threads of a GPU's block, which may have written what was read before.
+    /// Waits for the other threads of a GPU block and forgets loaded values that they may have overwritten.
     fn barrier(&mut self) {
         if self.target.gpu.is_none() {
             return;
@@ -560,7 +561,7 @@ impl Generator<'_> {
         self.f.seen.loads = loads;
     }
 
-    /// Writes code whose values must not be used after it, as another path may go around it.
+    /// Generates code whose values must not be used afterwards, as another path may bypass it.
     pub(super) fn scoped<T>(&mut self, written: &BTreeSet<BufferId>, write: impl FnOnce(&mut Self) -> T) -> T {
         for buffer in written {
             self.f.seen.loads.remove(buffer);
@@ -595,7 +596,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Writes both branches, each for its lanes.
+    /// Generates both branches, each for its lanes.
     fn masked_branches(&mut self, cond: Id, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CompileError> {
         let lanes = self.f.lanes.expect("a condition varies over the lanes of a vectorized loop");
         let mut written = plan::written_buffers(then);
@@ -613,7 +614,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// The lanes in both masks.
+    /// Intersection of two masks.
     pub(super) fn both(&self, a: Option<Id>, b: Id) -> Id {
         a.map_or(b, |a| self.m.binary(SsaOp::And, a, b))
     }
@@ -633,7 +634,7 @@ impl Generator<'_> {
                 let slots = chunks.iter().map(|chunk| {
                     let ty = element.vector(plan::padded_width(self.target, chunk.n));
                     let slot = self.hoisted(0, |g| g.m.variable(ty, ARGUMENT_ALIGN as u32));
-                    // Contents do not survive from one iteration of an outer loop to the next.
+                    // Contents are undefined at the start of each iteration of an outer loop.
                     self.m.store(self.m.undefined(ty), slot, ARGUMENT_ALIGN as u32);
                     (*chunk, slot)
                 });
@@ -672,7 +673,7 @@ impl Generator<'_> {
                 Vectors::Masked(pieces) => self.vector_loop(l, &extent, &pieces, true),
                 Vectors::Serial => self.serial_loop(l, &extent),
             },
-            // What a GPU spreads over blocks and threads runs here one after the other.
+            // Block and thread loops run sequentially on a CPU.
             (
                 LoopKind::Serial
                 | LoopKind::Unrolled
@@ -686,7 +687,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Writes the body for one value of the variable.
+    /// Generates the body for one value of the variable.
     fn iteration(&mut self, l: &Loop, i: i64) -> Result<(), CompileError> {
         let outer = self.f.lanes.take();
         self.f.known.insert(l.var, i);
@@ -700,7 +701,7 @@ impl Generator<'_> {
         self.loop_around(l, extent, |g| g.block(&l.body))
     }
 
-    /// Writes a loop around what is written of an iteration.
+    /// Generates a loop; `iteration` generates its body.
     pub(super) fn loop_around(
         &mut self,
         l: &Loop,
@@ -786,7 +787,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Writes the body as a function of its own and a call of the runtime.
+    /// Generates the body as a separate function and a call of the runtime.
     fn parallel_loop(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
         let (scratch, runtime) = self.f.outside.expect("not inside another parallel loop");
         let (ptr, i64) = (Type::POINTER, Type::I64);
@@ -806,7 +807,7 @@ impl Generator<'_> {
         }
         let vars: Vec<LoopId> = vars.into_iter().filter(|v| self.f.vars.contains_key(v)).collect();
 
-        // The environment: pointers, variables, scratch memory.
+        // Environment: pointers, variables, scratch memory.
         let n_slots = buffers.len() + vars.len() + 1;
         let env = self.hoisted(0, |g| g.m.stack(8 * n_slots as u64, 8));
         let mut captured: Vec<(Type, Id)> = buffers.iter().map(|(_, p)| (ptr, *p)).collect();
@@ -863,9 +864,9 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Writes the entry of a parallel loop, which reads what is captured and calls the body: the function
-    /// that it returns. Types of what is captured end with that of the scratch memory; `own` are buffers of a
-    /// thread, by their offsets there.
+    /// Generates the entry of a parallel loop, which reads captured values and calls the body, and returns
+    /// the body's function. The last captured type is that of the scratch memory; `own` holds the buffers of
+    /// a thread with their offsets in it.
     fn entry_of_loop(
         &mut self,
         entry: FunctionId,
@@ -898,7 +899,7 @@ impl Generator<'_> {
         body
     }
 
-    /// The type of a buffer's elements.
+    /// Type of a buffer's elements.
     pub(super) fn element_type(&self, buffer: BufferId) -> Type {
         match self.program.buffer(buffer).dtype {
             DType::I8 | DType::I7 | DType::U8 | DType::Bool => Type::I8,
@@ -908,7 +909,7 @@ impl Generator<'_> {
         }
     }
 
-    /// The position of an element in its buffer, with what the loops say.
+    /// Position of an element in its buffer, simplified by the ranges of the loops.
     pub(super) fn flat(&self, buffer: BufferId, index: &[Index]) -> Index {
         let flat = plan::flat(self.program, buffer, index, &self.f.known);
         self.f.ranges.simplify(&flat)

@@ -12,24 +12,25 @@ use crate::{CompileError, CompileTimes, Emit, llvm};
 /// Compiled kernels of a GPU program.
 #[derive(Clone, Debug)]
 pub struct GpuModule {
-    /// PTX text for NVIDIA's GPUs, a relocatable ELF object for AMD's.
+    /// PTX text for NVIDIA GPUs, a relocatable ELF object for AMD GPUs.
     pub code: Vec<u8>,
     /// Time of the compilation by stage.
     pub times: CompileTimes,
 }
 
-/// Compiles all kernels of a program for a GPU that LLVM has code for.
+/// Compiles all kernels of a program for a GPU supported by LLVM.
 ///
-/// A kernel is an entry of its own name, whose parameters are addresses of buffers in the order of
-/// [`GpuKernel::arguments`]. Buffers begin at multiples of 64 bytes and do not overlap. Where a block shares
-/// more than it has unasked ([`Gpu::shared_bytes`]), the launch asks for all of [`GpuKernel::shared_bytes`].
+/// A kernel is an entry point with the kernel's name, whose parameters are addresses of buffers in the order
+/// of [`GpuKernel::arguments`]. Buffers are aligned to 64 bytes and do not overlap. If a block needs more
+/// shared memory than the default limit ([`Gpu::shared_bytes`]), the launch must request all of
+/// [`GpuKernel::shared_bytes`].
 ///
 /// [`GpuKernel::arguments`]: tilewright_ir::gpu::GpuKernel::arguments
 /// [`GpuKernel::shared_bytes`]: tilewright_ir::gpu::GpuKernel::shared_bytes
 /// [`Gpu::shared_bytes`]: tilewright_ir::target::Gpu::shared_bytes
 ///
 /// # Errors
-/// See [`CompileError`]; [`CompileError::NotGpu`] where the target is none of these.
+/// See [`CompileError`]; [`CompileError::NotGpu`] if the target is not such a GPU.
 ///
 /// # Panics
 /// If the program is malformed.
@@ -42,10 +43,10 @@ pub fn compile_gpu(program: &GpuProgram, target: &Target) -> Result<GpuModule, C
 /// Compiles all kernels of a program for a GPU to text or an object; also returns the time by stage.
 ///
 /// # Errors
-/// As for [`compile_gpu`].
+/// See [`compile_gpu`].
 ///
 /// # Panics
-/// As for [`compile_gpu`].
+/// See [`compile_gpu`].
 pub fn emit_gpu(program: &GpuProgram, target: &Target, what: Emit) -> Result<(Vec<u8>, CompileTimes), CompileError> {
     if !matches!(target.arch, Arch::Gpu(GpuApi::Cuda | GpuApi::AmdGpu)) {
         return Err(CompileError::NotGpu { target: target.name() });

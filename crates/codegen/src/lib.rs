@@ -1,9 +1,9 @@
-//! Code generation: machine code, objects, PTX and OpenCL C of lowered programs.
+//! Code generation for lowered programs: machine code, objects, PTX and OpenCL C.
 //!
-//! [`compile`] makes a [`CompiledKernel`] that this process can call; [`emit`] gives LLVM's text, assembly or
-//! a relocatable object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to
-//! be installed. [`Compiler::compile_quickly`] avoids LLVM's back end, for searches that run each kernel only
-//! a few times.
+//! [`compile`] creates a [`CompiledKernel`] that this process can call; [`emit`] returns LLVM IR, assembly or
+//! a relocatable object for any target. The libLLVM of the Rust toolchain generates the code, so nothing
+//! needs to be installed. [`Compiler::compile_quickly`] avoids LLVM's back end, for searches that run each
+//! kernel only a few times.
 //!
 //! The object of a [`CompiledKernel`] has C functions with one signature: for the program's `body`, for its
 //! `prepare` part, and for its `finish` part if there is one:
@@ -22,8 +22,8 @@
 //! [`scratch_layout`]`.bytes(n_threads)` bytes, aligned to 128. [`Runtime`] says how a parallel loop runs.
 //! The object calls only `memcpy`, `memmove`, `memset` and functions of the C mathematics library.
 //!
-//! [`export`] makes an object for C programs: its functions have names of their own, check their arguments,
-//! and return a code. An [`Interface`] describes them, also as a C header.
+//! [`export`] creates an object for C programs: its functions have unique names, check their arguments, and
+//! return a status code. An [`Interface`] describes them, also as a C header.
 
 mod align;
 #[cfg(all(target_arch = "x86_64", any(test, not(feature = "llvm"))))]
@@ -67,27 +67,27 @@ pub use opencl::opencl_c;
 /// Reason why a program cannot be compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CompileError {
-    /// Loop program with a GPU target, which takes kernels; the request is at fault.
+    /// Loop program with a GPU target, which requires kernels; an error of the caller.
     #[error("{target} is a GPU, and this is code for CPUs")]
     NotCpu {
         /// The target.
         target: String,
     },
-    /// Function without code for a target; whoever chose it is at fault.
+    /// Function that is not supported on the target.
     #[error("there is no code for the function `{name}` on {target}")]
     NoFunction {
-        /// The function, by its name in the C library.
+        /// Name of the function in the C library.
         name: String,
         /// The target.
         target: String,
     },
-    /// Temporary beyond the address space; the schedule is at fault.
+    /// Temporary beyond the address space, an error of the schedule.
     #[error("buffer `{buffer}` is too large")]
     TooLarge {
         /// The buffer.
         buffer: String,
     },
-    /// Temporary that no statement allocates; whoever built the program is at fault.
+    /// Temporary that no statement allocates, an error of the program.
     #[error("temporary `{buffer}` is never allocated")]
     NeverAllocated {
         /// The buffer.
@@ -99,13 +99,13 @@ pub enum CompileError {
         /// The target.
         target: String,
     },
-    /// Target that is not the machine of this process; the caller is at fault.
+    /// Target that is not the machine of this process, an error of the caller.
     #[error("code for {target} does not run on this machine")]
     NotHost {
         /// The target.
         target: String,
     },
-    /// Linked libLLVM of another version than the bindings; the installation is at fault.
+    /// Linked libLLVM of another version than the bindings, an error of the installation.
     #[error("libLLVM is {found}, but LLVM {needed} is needed")]
     LlvmVersion {
         /// Version that was found.
@@ -113,7 +113,7 @@ pub enum CompileError {
         /// Required major version.
         needed: u32,
     },
-    /// Request that needs LLVM, in a build without the feature `llvm`.
+    /// Request that requires LLVM, in a build without the feature `llvm`.
     #[error("{what} needs LLVM, which this build is without (build with the feature `llvm`)")]
     NoLlvm {
         /// Description of the request.
@@ -122,7 +122,7 @@ pub enum CompileError {
     /// Error of LLVM.
     #[error("LLVM: {0}")]
     Llvm(String),
-    /// Program or target that the fast back end does not support; an expected outcome.
+    /// Program or target that the fast back end does not support, an expected outcome.
     #[error("no quick code: {0}")]
     NotQuick(String),
     /// Undefined symbol: a function that this process does not provide.
@@ -142,7 +142,7 @@ pub enum CompileError {
 /// Output format of [`emit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Emit {
-    /// Our SSA form as text, which needs no LLVM.
+    /// Tilewright's SSA form as text, which does not require LLVM.
     Ssa,
     /// LLVM IR before optimization.
     Llvm,
@@ -176,14 +176,14 @@ pub type ParallelFor = unsafe extern "C" fn(
     n_iterations: i64,
 );
 
-/// Callback with its context, by which a kernel runs parallel loops. Compiled objects rely on this memory
+/// Callback with its context, with which a kernel runs parallel loops. Compiled objects rely on this memory
 /// layout.
 #[repr(C)]
 pub struct Runtime {
     /// Context, passed to `parallel_for`.
     pub context: *mut c_void,
-    /// Runs all iterations of a loop. `thread` must be below the number of threads that the scratch memory is
-    /// sized for, and iterations with the same `thread` must not run concurrently.
+    /// Runs all iterations of a loop. `thread` must be below the number of threads for which the scratch
+    /// memory is sized, and iterations with the same `thread` must not run concurrently.
     pub parallel_for: ParallelFor,
 }
 
@@ -197,7 +197,7 @@ impl Runtime {
             n_iterations: i64,
         ) {
             for iteration in 0..n_iterations {
-                // SAFETY: the kernel passes a function and the environment it expects.
+                // SAFETY: the kernel passes a function and the environment that the function expects.
                 unsafe { body(env, iteration, 0) };
             }
         }
@@ -205,15 +205,15 @@ impl Runtime {
     }
 }
 
-/// Function of a part; one that uses no open sizes has no fourth parameter, and ignores what is passed there.
+/// Function of a part; one without open sizes has no fourth parameter and ignores the value passed there.
 type PartFunction =
     unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, runtime: *const Runtime, sizes: *const i64);
 
 /// Program compiled into this process. Dropping it releases its memory, except code shared with others.
 pub struct CompiledKernel {
-    /// Code of other programs which it calls, then its own.
+    /// Code of other programs that the kernel calls, then its own.
     _codes: Vec<Arc<loader::LoadedCode>>,
-    /// Object file, where it defines units that others may use.
+    /// Object file, if it defines units that others may use.
     object: Option<Vec<u8>>,
     run: PartFunction,
     prepare: PartFunction,
@@ -226,12 +226,12 @@ pub struct CompiledKernel {
     times: CompileTimes,
 }
 
-/// Compiler of programs for this process. Code that several of them have in common is compiled once.
+/// Compiler of programs for this process. Code shared by several programs is compiled once.
 pub struct Compiler {
     target: Target,
     arguments: ArgumentAlign,
     units: Units,
-    /// Units of code that is compiled quickly.
+    /// Units compiled by the fast back end.
     quick_units: Units,
 }
 
@@ -239,12 +239,12 @@ impl Compiler {
     /// Prefix of function names in the interfaces of this process's kernels.
     pub const PREFIX: &str = "kernel";
 
-    /// Makes a compiler for a target.
+    /// Creates a compiler for a target.
     pub fn new(target: Target) -> Compiler {
         Compiler::for_arguments(target, ArgumentAlign::default())
     }
 
-    /// Makes a compiler of kernels with this alignment of arguments.
+    /// Creates a compiler of kernels with the given alignment of arguments.
     pub fn for_arguments(target: Target, arguments: ArgumentAlign) -> Compiler {
         Compiler { target, arguments, units: Units::default(), quick_units: Units::default() }
     }
@@ -259,11 +259,11 @@ impl Compiler {
         self.arguments
     }
 
-    /// Compiles a lowered program; in a build without LLVM as [`Compiler::compile_without_llvm`] does.
+    /// Compiles a lowered program; in a build without LLVM, with [`Compiler::compile_without_llvm`].
     ///
     /// # Errors
-    /// See [`CompileError`]; a target of another machine family is refused, one with more features than this
-    /// CPU is not.
+    /// See [`CompileError`]. A target of another machine family is an error, but a target with more features
+    /// than this CPU is accepted.
     ///
     /// # Panics
     /// If the program is malformed: run the verifier first.
@@ -293,12 +293,12 @@ impl Compiler {
         ))
     }
 
-    /// Compiles a lowered program with the fast back end: in a tenth of the time, to code of about equal
+    /// Compiles a lowered program with the fast back end, in a tenth of LLVM's time, to code of about equal
     /// speed.
     ///
     /// # Errors
-    /// [`CompileError::NotQuick`] if the target or something in the program is not served; as for
-    /// [`Compiler::compile`] else.
+    /// [`CompileError::NotQuick`] if the fast back end does not support the target or the program; else see
+    /// [`Compiler::compile`].
     ///
     /// # Panics
     /// As for [`Compiler::compile`].
@@ -311,12 +311,12 @@ impl Compiler {
         self.placed(program, made)
     }
 
-    /// Compiles a lowered program by our own back end alone, lane by lane where it has no code for vectors of
-    /// something.
+    /// Compiles a lowered program with the fast back end alone, lane by lane if it does not support some
+    /// vector operation.
     ///
     /// # Errors
-    /// [`CompileError::NotQuick`] if the target is not served, or something in the program has no code for
-    /// scalars either; as for [`Compiler::compile`] else.
+    /// [`CompileError::NotQuick`] if the target, or a scalar operation of the program, is not supported; else
+    /// see [`Compiler::compile`].
     ///
     /// # Panics
     /// As for [`Compiler::compile`].
@@ -329,12 +329,12 @@ impl Compiler {
         self.placed(program, made)
     }
 
-    /// Whether our own back end has code for the target.
+    /// Whether the fast back end supports the target.
     pub fn is_quick(&self) -> bool {
         x86::serves(&self.target)
     }
 
-    /// The kernel of quick code.
+    /// Places code of the fast back end in memory as a kernel.
     fn placed(&mut self, program: &Program, made: QuickCode) -> Result<CompiledKernel, CompileError> {
         let QuickCode { image, uses, scratch, mut times } = made;
         let start = Instant::now();
@@ -355,10 +355,10 @@ impl Compiler {
     }
 
     /// Compiles a lowered program to a self-contained object, which [`Compiler::load`] loads in any process
-    /// of this build on such a machine.
+    /// of the same build on a compatible machine.
     ///
     /// # Errors
-    /// As [`Compiler::compile`]; a build without LLVM makes none.
+    /// See [`Compiler::compile`]; always an error in a build without LLVM.
     ///
     /// # Panics
     /// As for [`Compiler::compile`].
@@ -371,12 +371,12 @@ impl Compiler {
         Ok(llvm::compile(&module, target, Emit::Object)?.0)
     }
 
-    /// Code of a lowered program by our own back end, which refers to no code of others: what
-    /// [`Compiler::load_quick`] makes a kernel of, in any process of this build on such a machine. Where that
-    /// has no code for vectors of something, all is computed lane by lane.
+    /// Compiles a lowered program with the fast back end to self-contained code, which
+    /// [`Compiler::load_quick`] loads in any process of the same build on a compatible machine. If some
+    /// vector operation is not supported, everything is computed lane by lane.
     ///
     /// # Errors
-    /// As for [`Compiler::compile_quickly`].
+    /// See [`Compiler::compile_quickly`].
     ///
     /// # Panics
     /// As for [`Compiler::compile`].
@@ -388,11 +388,11 @@ impl Compiler {
         Ok([interface.uses_to_bytes(scratch), image.to_bytes()].concat())
     }
 
-    /// Loads code that [`Compiler::quick_object`] made of the same program, for the same target and argument
+    /// Loads code that [`Compiler::quick_object`] created for the same program, target and argument
     /// alignment; also returns its interface. The program need not be lowered.
     ///
     /// # Errors
-    /// If it is no such code, or lacks the program's functions.
+    /// If `code` is invalid or lacks the program's functions.
     pub fn load_quick(&self, program: &Program, code: &[u8]) -> Result<(CompiledKernel, Interface), CompileError> {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
@@ -405,18 +405,17 @@ impl Compiler {
         Ok((self.loaded(program, code, scratch, start)?, interface))
     }
 
-    /// Loads an object that [`Compiler::object`] made of the same program, for the same target and argument
-    /// alignment.
+    /// Loads an object that [`Compiler::object`] created for the same program, target and argument alignment.
     ///
     /// # Errors
-    /// If it is no object, or lacks the program's functions.
+    /// If `object` is invalid or lacks the program's functions.
     pub fn load(&self, program: &Program, object: &[u8]) -> Result<CompiledKernel, CompileError> {
         let start = Instant::now();
         let code = loader::load(object, self.target.arch, &|_| None)?;
         self.loaded(program, code, plan::plan(program, &self.target)?.scratch, start)
     }
 
-    /// The kernel of code that was loaded since a moment.
+    /// Creates the kernel of loaded code, with the time since the start of loading.
     fn loaded(
         &self,
         program: &Program,
@@ -442,8 +441,8 @@ impl Compiler {
     /// Adds shared code from the object of another process's kernel; see [`CompiledKernel::take_object`].
     ///
     /// # Errors
-    /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] where it is not such an object, or refers
-    /// to code of one that was not added.
+    /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] if the object is invalid, or refers to
+    /// code of an object that was not added.
     pub fn add(&mut self, object: &[u8]) -> Result<(), CompileError> {
         self.load_shared(object, &[]).map(|_| ())
     }
@@ -494,33 +493,33 @@ pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> R
     written(program, target, GenerateOptions { prefix: Some(prefix), ..GenerateOptions::default() }, what)
 }
 
-/// Exports an object as [`export`] does, with hidden symbols for use within a library, and with arguments
+/// Exports an object like [`export`], but with hidden symbols for use within a library, and with arguments
 /// aligned to their elements only.
 ///
 /// # Errors
 /// See [`CompileError`].
 ///
 /// # Panics
-/// As for [`export`].
+/// See [`export`].
 pub fn export_hidden(program: &Program, target: &Target, prefix: &str) -> Result<Vec<u8>, CompileError> {
     let options = GenerateOptions { prefix: Some(prefix), arguments: ArgumentAlign::Elements, is_hidden: true };
     written(program, target, options, Emit::Object)
 }
 
-/// Machine code and constants of the fast back end, for any target and reproducible in every process: C
-/// library functions are at address 0.
+/// Compiles a program with the fast back end to machine code and constants, for any target and reproducible
+/// in every process: C library functions have address 0.
 ///
 /// # Errors
-/// As for [`Compiler::compile_quickly`].
+/// See [`Compiler::compile_quickly`].
 ///
 /// # Panics
-/// As for [`emit`].
+/// See [`emit`].
 pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, CompileError> {
     let code = QuickCode::of(program, target, target, &Units::default(), GenerateOptions::default())?;
     Ok(code.image.bytes)
 }
 
-/// Code by our own back end, before it has an address; it may call units and functions of the C library.
+/// Code of the fast back end without an address, which may call units and C library functions.
 struct QuickCode {
     image: x86::Image,
     uses: ProgramUnits,
@@ -529,7 +528,8 @@ struct QuickCode {
 }
 
 impl QuickCode {
-    /// Compiles a lowered program for a target, in instructions written for another one that has fewer.
+    /// Compiles a lowered program for a target, with instructions generated for another target that has fewer
+    /// features.
     fn of(
         program: &Program,
         target: &Target,
@@ -549,7 +549,7 @@ impl QuickCode {
         Ok(QuickCode { image, uses, scratch, times })
     }
 
-    /// Compiles a lowered program, lane by lane where there is no code for vectors of something.
+    /// Compiles a lowered program, lane by lane if some vector operation is not supported.
     fn at_all(
         program: &Program,
         target: &Target,
@@ -566,7 +566,7 @@ impl QuickCode {
     }
 }
 
-/// Layout of the scratch memory that a program's code needs.
+/// Layout of the scratch memory of a program's code.
 ///
 /// # Errors
 /// If a buffer is too large.
@@ -583,7 +583,7 @@ pub fn host_arch() -> Option<Arch> {
     }
 }
 
-/// A program in a form of our own.
+/// Program in SSA form.
 struct Generated {
     module: ssa::Module,
     uses: ProgramUnits,
@@ -593,7 +593,7 @@ struct Generated {
 }
 
 impl Generated {
-    /// Generates a module. It refers to known units, and defines those that it lacks. With a prefix it is
+    /// Generates a module that refers to known units and defines the others. With a prefix, the module is
     /// exported.
     fn of(
         program: &Program,
@@ -626,9 +626,9 @@ fn written(program: &Program, target: &Target, options: GenerateOptions, what: E
 struct NewCode {
     /// Code with the program's functions.
     own: Arc<loader::LoadedCode>,
-    /// Code that it shares with other programs.
+    /// Code shared with other programs.
     shared: Vec<Arc<loader::LoadedCode>>,
-    /// Object of its code, where other processes may load it.
+    /// Object of the code, if other processes may load it.
     object: Option<Vec<u8>>,
 }
 
@@ -643,7 +643,8 @@ impl CompiledKernel {
         let NewCode { own, mut shared, object } = code;
         let entry = |part| {
             let address = own.symbol(generate::symbol(part))?;
-            // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
+            // SAFETY: the symbol is the function of this name, which the generator defined with this
+            // signature.
             Some(unsafe { std::mem::transmute::<*const u8, PartFunction>(address) })
         };
         let [run, prepare] = [Part::Body, Part::Prepare].map(|part| entry(part).expect("every program has both"));
@@ -664,7 +665,8 @@ impl CompiledKernel {
         }
     }
 
-    /// Bytes of scratch memory for `n_threads` threads; it must be aligned to [`SCRATCH_ALIGN`].
+    /// Size in bytes of the scratch memory for `n_threads` threads, which must be aligned to
+    /// [`SCRATCH_ALIGN`].
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
         self.scratch.bytes(n_threads)
     }
@@ -674,17 +676,18 @@ impl CompiledKernel {
         &self.kept_bytes
     }
 
-    /// Alignment that its arguments need.
+    /// Required alignment of arguments.
     pub fn argument_align(&self) -> ArgumentAlign {
         self.arguments
     }
 
-    /// Takes the object it was loaded from, if it contains code that programs of other processes may share.
+    /// Takes the object from which the kernel was loaded, if it contains code that programs of other
+    /// processes may share.
     pub fn take_object(&mut self) -> Option<Vec<u8>> {
         self.object.take()
     }
 
-    /// Time of its compilation by stage.
+    /// Time of the compilation by stage.
     pub fn times(&self) -> CompileTimes {
         self.times
     }
@@ -692,10 +695,10 @@ impl CompiledKernel {
     /// Runs the program's body.
     ///
     /// # Safety
-    /// `arguments` and `kept` point to as many bytes as the program's buffers have, aligned to 64 (arguments
-    /// as [`CompiledKernel::argument_align`] says), none overlapping another; kept buffers were filled by
-    /// [`CompiledKernel::prepare`]; `scratch` has [`CompiledKernel::scratch_bytes`] for the runtime's number
-    /// of threads, aligned to [`SCRATCH_ALIGN`].
+    /// `arguments` and `kept` point to memory of the sizes of the program's buffers, aligned to 64 bytes
+    /// (arguments as [`CompiledKernel::argument_align`] says), none overlapping another; kept buffers were
+    /// filled by [`CompiledKernel::prepare`]; `scratch` has [`CompiledKernel::scratch_bytes`] for the
+    /// runtime's number of threads, aligned to [`SCRATCH_ALIGN`].
     ///
     /// # Panics
     /// If the number of arguments or kept buffers is not the program's.
@@ -710,7 +713,7 @@ impl CompiledKernel {
     /// As for [`CompiledKernel::run`].
     ///
     /// # Panics
-    /// As for [`CompiledKernel::run`], and if a size is none of its values.
+    /// As for [`CompiledKernel::run`], and if a size is not a valid value.
     pub unsafe fn run_at(
         &self,
         sizes: &[i64],
@@ -729,7 +732,7 @@ impl CompiledKernel {
     /// Runs the program's `prepare` part, which fills kept buffers.
     ///
     /// # Safety
-    /// As for [`CompiledKernel::run`], but kept buffers may hold anything.
+    /// As for [`CompiledKernel::run`], but kept buffers may have any contents.
     ///
     /// # Panics
     /// As for [`CompiledKernel::run`].
@@ -778,8 +781,8 @@ impl CompiledKernel {
         }
     }
 
-    /// Runs a part of the program on its arguments and kept buffers, in this order in one list; allocates
-    /// nothing.
+    /// Runs a part of the program on its arguments and kept buffers, in this order in one list, without
+    /// allocation.
     ///
     /// # Safety
     /// As for the function of the part's name; arguments that the part does not use may be null.

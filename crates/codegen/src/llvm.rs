@@ -14,11 +14,11 @@ use crate::ssa;
 use crate::{CompileError, CompileTimes, Emit};
 use module::LlvmModule;
 
-/// The passes that code goes through before instruction selection.
+/// LLVM passes before instruction selection.
 ///
-/// The generator hoists, reuses loads and unrolls by itself, so turning stack slots into values is all that
-/// is needed: no longer list gave faster code for matrix products (AMD Zen 5, November 2026), and
-/// `default<O2>` takes 10 ms more.
+/// The generator itself hoists, reuses loads and unrolls, so that only the promotion of stack slots to values
+/// remains: no longer list gave faster code for matrix products (AMD Zen 5, November 2026), and `default<O2>`
+/// takes 10 ms more.
 const PASSES: &str = "function(mem2reg)";
 
 /// Compiles a module to text or an object; also returns the time by stage.

@@ -1,8 +1,8 @@
 //! Loader of relocatable ELF objects into executable memory.
 //!
-//! Kernels refer to nothing but their own constants, code of other kernels and a fixed list of C functions,
-//! so the few relocations that LLVM makes for position-independent code suffice. Dropping the code gives the
-//! memory back.
+//! Kernels refer only to their own constants, code of other kernels and a fixed list of C functions, so the
+//! few relocations that LLVM generates for position-independent code suffice. Dropping the code releases the
+//! memory.
 
 use std::ptr::NonNull;
 
@@ -28,7 +28,7 @@ unsafe impl Sync for LoadedCode {}
 
 impl Drop for LoadedCode {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `load` with this length, and calling the code borrows `self`.
+        // SAFETY: `load` created the mapping with this length, and calling the code borrows `self`.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
     }
 }
@@ -56,8 +56,8 @@ unsafe extern "C" {
     fn sincos(x: f64, sin: *mut f64, cos: *mut f64);
 }
 
-/// Address of a C library function that code may call: functions of expressions, those that LLVM makes of
-/// copying loops, and combined sine and cosine.
+/// Address of a C library function that code may call: functions of expressions, those that LLVM generates
+/// from copy loops, and combined sine and cosine.
 pub fn external(name: &str) -> Option<usize> {
     Some(match name {
         "expf" => expf as *const () as usize,
@@ -87,7 +87,7 @@ pub fn external(name: &str) -> Option<usize> {
     })
 }
 
-/// A jump to an external function, with its address behind.
+/// Size in bytes of a jump to an external function, followed by its address.
 const STUB_BYTES: usize = 24;
 
 fn broken(what: &'static str) -> CompileError {
@@ -98,12 +98,12 @@ fn malformed(error: object::Error) -> CompileError {
     CompileError::Object(error.to_string())
 }
 
-/// Loads an object made for this machine; `elsewhere` gives the addresses of functions in other objects.
+/// Loads an object for this machine; `elsewhere` returns the addresses of functions in other objects.
 pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<LoadedCode, CompileError> {
     let layout = ObjectLayout::of(object, PAGE)?;
     let mut code = LoadedCode::new(layout.len)?;
     let memory = code.memory;
-    // SAFETY: the mapping is ours alone, readable and writable, and of this length.
+    // SAFETY: the mapping is exclusively owned, readable and writable, and of this length.
     let image = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), layout.len) };
     let address = |name: &str| external(name).or_else(|| elsewhere(name));
     code.symbols = layout.fill(image, memory.as_ptr() as usize, arch, &address)?;
@@ -118,9 +118,9 @@ pub struct ObjectLayout<'o> {
     /// Offset in the mapping of each section that has one.
     places: Vec<Option<usize>>,
     stubs: usize,
-    /// Bytes of code, in whole pages.
+    /// Size in bytes of the code, in whole pages.
     pub code_len: usize,
-    /// Total bytes, in whole pages.
+    /// Total size in bytes, in whole pages.
     pub len: usize,
 }
 
@@ -140,7 +140,7 @@ impl<'o> ObjectLayout<'o> {
         Ok(layout)
     }
 
-    /// Gives sections of one kind their places, behind what has one.
+    /// Assigns offsets to the sections of one kind, after those already placed.
     fn lay_out(&mut self, executable: bool) {
         for section in self.elf.sections() {
             let flags = section.elf_section_header().sh_flags(self.elf.endian());
@@ -153,8 +153,8 @@ impl<'o> ObjectLayout<'o> {
         }
     }
 
-    /// Links the object into a zeroed image that will lie at `base`, with the addresses of external functions
-    /// by `address`. Returns the exported functions with their offsets.
+    /// Links the object into a zeroed image for address `base`, with the addresses of external functions from
+    /// `address`. Returns the exported functions with their offsets.
     pub fn fill(
         &self,
         image: &mut [u8],
@@ -163,7 +163,7 @@ impl<'o> ObjectLayout<'o> {
         address: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Vec<(String, usize)>, CompileError> {
         let mut symbols = Vec::new();
-        // That of the symbol 0, which is none.
+        // Address of the null symbol 0.
         let mut addresses = vec![0];
         let mut next_stub = self.stubs;
         for symbol in self.elf.symbols() {
@@ -219,7 +219,7 @@ pub fn place(image: Image, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<
         bytes[at..at + 8].copy_from_slice(&(to as u64).to_le_bytes());
     }
     let mut code = LoadedCode::new(bytes.len().next_multiple_of(PAGE))?;
-    // SAFETY: the mapping is ours alone, writable, and at least as long.
+    // SAFETY: the mapping is exclusively owned, writable, and at least as long.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), code.memory.as_ptr(), bytes.len()) };
     code.symbols = symbols;
     code.seal(code_len)?;
@@ -227,9 +227,9 @@ pub fn place(image: Image, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<
 }
 
 impl LoadedCode {
-    /// Memory of a number of bytes to be filled.
+    /// Allocates writable memory of `len` bytes.
     fn new(len: usize) -> Result<LoadedCode, CompileError> {
-        // SAFETY: asks for fresh memory anywhere.
+        // SAFETY: this requests new memory at any address.
         let memory = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -247,10 +247,10 @@ impl LoadedCode {
         Ok(LoadedCode { memory, len, symbols: Vec::new() })
     }
 
-    /// Makes the first bytes executable and nothing writable.
+    /// Makes the first `code_len` bytes executable and all memory read-only.
     fn seal(&self, code_len: usize) -> Result<(), CompileError> {
         let (memory, len) = (self.memory, self.len);
-        // SAFETY: the range is the start of our mapping, whole pages.
+        // SAFETY: the range is the start of the mapping, in whole pages.
         let failed = unsafe {
             libc::mprotect(memory.as_ptr().cast(), code_len, libc::PROT_READ | libc::PROT_EXEC) != 0
                 || (len > code_len
@@ -279,7 +279,7 @@ impl LoadedCode {
     }
 }
 
-/// Code that jumps to an address anywhere.
+/// Code that jumps to any address.
 fn stub(arch: Arch, to: usize) -> [u8; STUB_BYTES] {
     let mut out = [0; STUB_BYTES];
     match arch {
@@ -293,7 +293,7 @@ fn stub(arch: Arch, to: usize) -> [u8; STUB_BYTES] {
     out
 }
 
-/// Fills in a field whose value is known now that everything has its place.
+/// Applies a relocation to a field.
 fn relocate(arch: Arch, kind: RelocationType, field: &mut [u8], value: i64, place: i64) -> Result<(), CompileError> {
     let relative = value.wrapping_sub(place);
     let narrow = |v: i64| i32::try_from(v).map(|v| v as u32).map_err(|_| broken("relocation out of range"));
@@ -328,7 +328,7 @@ fn relocate(arch: Arch, kind: RelocationType, field: &mut [u8], value: i64, plac
     Ok(())
 }
 
-/// Makes fresh code visible to the instruction fetch where the hardware does not by itself.
+/// Makes new code visible to instruction fetch on hardware without coherent instruction caches.
 fn synchronize(start: *mut u8, len: usize) {
     #[cfg(target_arch = "aarch64")]
     {

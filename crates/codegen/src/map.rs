@@ -1,11 +1,11 @@
-//! Hash maps with a fast hash, for trusted keys: not hardened against collisions.
+//! Hash maps with a fast hash for trusted keys, not hardened against collisions.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A hash map with a fast hash.
+/// Hash map with a fast hash.
 pub type Map<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<Mixer>>;
 
-/// Multiplies and folds each word into the state.
+/// Hasher that multiplies and folds each word into the state.
 #[derive(Default)]
 pub struct Mixer(u64);
 

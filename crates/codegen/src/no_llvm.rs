@@ -16,7 +16,7 @@ pub fn compile(_: &Module, _: &Target, what: Emit) -> Result<(Vec<u8>, CompileTi
     Err(CompileError::NoLlvm { what })
 }
 
-/// Names the host's CPU and features as LLVM does, if it is an x86 CPU that is known.
+/// LLVM's name and feature string of the host's CPU; `None` unless it is a known x86 CPU.
 pub fn host_cpu() -> Option<(String, String)> {
     #[cfg(target_arch = "x86_64")]
     return crate::cpu_name::host_cpu();
@@ -24,7 +24,7 @@ pub fn host_cpu() -> Option<(String, String)> {
     None
 }
 
-/// Version of LLVM: none in this build.
+/// Version of LLVM, `None` in this build.
 pub fn llvm_version() -> Option<String> {
     None
 }

@@ -1,4 +1,4 @@
-//! Typed indices, each kind a type of its own.
+//! Typed indices, with a distinct type for each kind.
 
 /// Declares a typed index.
 macro_rules! number {
@@ -8,12 +8,12 @@ macro_rules! number {
         pub struct $name(u32);
 
         impl $name {
-            /// Makes the index of this position.
+            /// Creates the index of a position.
             pub const fn new(at: usize) -> $name {
                 $name(at as u32)
             }
 
-            /// Position that it refers to.
+            /// Position of the index.
             pub const fn at(self) -> usize {
                 self.0 as usize
             }

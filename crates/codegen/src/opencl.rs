@@ -1,10 +1,10 @@
 //! OpenCL C for the kernels of a GPU program.
 //!
-//! Every kernel is a function with `reqd_work_group_size`, whose arguments are the buffers that it touches in
-//! global memory, in the order of [`GpuKernel::arguments`]. Iterations of a vectorized loop become vectors of
-//! 2, 4, 8 or 16 elements, loaded and stored through pointers to vectors where that is aligned for certain;
-//! what has no form on vectors is done element by element. Numbers of 16 bits are loaded and stored only,
-//! which every device can, and computed with in `float`.
+//! Every kernel is a function with `reqd_work_group_size`, whose arguments are the buffers that it accesses
+//! in global memory, in the order of [`GpuKernel::arguments`]. Iterations of a vectorized loop become vectors
+//! of 2, 4, 8 or 16 elements, loaded and stored through vector pointers if alignment is guaranteed;
+//! statements without a vector form are executed element by element. 16-bit floats are only loaded and
+//! stored, which every device supports, and computed in `float`.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -14,13 +14,13 @@ use tilewright_ir::gpu::{BufferUse, GpuKernel, GpuProgram};
 use tilewright_ir::index::{Atom, Ranges};
 use tilewright_ir::{Buffer, BufferId, DType, Index, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
 
-/// The widest vectors of OpenCL C first.
+/// Vector widths of OpenCL C, widest first.
 const WIDTHS: [i64; 4] = [16, 8, 4, 2];
 
-/// The alignment of the widest vector, which is one of 64-bit numbers.
+/// Alignment of the widest vector, which has 64-bit elements.
 const ALIGN: u64 = 128;
 
-/// Words that a name of a program may not be: of the language, and of functions that are called here.
+/// Words that a program's names must not use: keywords of the language, and functions called here.
 const RESERVED: &str = "\
     auto bool break case char const constant continue default do double else enum event_t extern float \
     for global goto half if image2d_t image3d_t inline int kernel local long pipe private ptrdiff_t quad \
@@ -29,10 +29,10 @@ const RESERVED: &str = "\
     MAXFLOAT HUGE_VAL abs barrier ceil clamp cos erf exp expm1 fabs floor fma fmax fmin isnan log \
     log1p max min pow rint sin sqrt tanh get_group_id get_local_id";
 
-/// Beginnings of names that are the language's.
+/// Reserved prefixes of names.
 const RESERVED_STARTS: &[&str] = &["_", "as_", "convert_", "vload", "vstore", "cl_", "CL_", "CLK_"];
 
-/// Functions of our own, each printed where it is called.
+/// Helper functions, each printed if it is called.
 const HELPERS: [(&str, &str); 10] = [
     (
         "floor_div",
@@ -60,7 +60,8 @@ const HELPERS: [(&str, &str); 10] = [
     ),
 ];
 
-/// All functions of our own, with the minima and maxima, which `fmin` and `fmax` are not: those lose NaN.
+/// All helper functions, including minima and maxima, for which `fmin` and `fmax` are unsuitable, as they
+/// drop NaN.
 fn all_helpers() -> impl DoubleEndedIterator<Item = (String, String)> {
     let types = ["float", "double"].into_iter().flat_map(|ty| ["", "2", "4", "8", "16"].map(|n| format!("{ty}{n}")));
     let extrema = types.flat_map(|ty| {
@@ -81,13 +82,13 @@ pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
     let kernels: Vec<String> =
         parts.into_iter().flatten().map(|kernel| print(program, kernel, target, &names)).collect();
     let body = kernels.join("\n");
-    // Compilers may otherwise round a product and what is added to it at once, also where the product has to
-    // be rounded by itself; `fma` stands where it need not.
+    // Compilers might otherwise contract a product and a sum, even if the product must be rounded separately;
+    // `fma` is explicit elsewhere.
     let mut out = "#pragma OPENCL FP_CONTRACT OFF\n\n".to_owned();
     if ["double", "double2", "double4", "double8", "double16"].iter().any(|word| has_word(&body, word)) {
         out += "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n\n";
     }
-    // What calls others stands behind them.
+    // Helpers are printed before their callers.
     let mut helpers = String::new();
     for (name, source) in all_helpers().rev() {
         if has_word(&body, &name) || has_word(&helpers, &name) {
@@ -97,14 +98,14 @@ pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
     out + &helpers + &body
 }
 
-/// Whether a text has a word that is not a part of another one.
+/// Whether a text contains a word as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.match_indices(word)
         .any(|(at, _)| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
 }
 
-/// The names of buffers and loops, as C has them.
+/// C names of buffers and loops.
 struct CNames {
     buffers: Vec<String>,
     loops: Vec<String>,
@@ -122,7 +123,7 @@ impl CNames {
             {
                 own.insert(0, 'v');
             }
-            // `float4` is a type as `float` is.
+            // `float4` is a type like `float`.
             if is_reserved(&own) || is_reserved(own.trim_end_matches(|c: char| c.is_ascii_digit())) {
                 own.push('_');
             }
@@ -140,7 +141,7 @@ fn print(program: &GpuProgram, kernel: &GpuKernel, target: &Target, names: &CNam
     let buffers = &program.program;
     let arguments = kernel.arguments(program);
     let is_shared_by_threads = arguments.iter().any(|(_, access)| *access == BufferUse::ReadWrite);
-    // Addresses of 64 bits cost registers, and time where the hardware has none.
+    // 64-bit addresses cost registers, and time on hardware without 64-bit arithmetic.
     let largest = arguments.iter().filter_map(|(b, _)| buffers.buffer(*b).n_elements()).max().unwrap_or(0);
     let mut printer = OpenClPrinter {
         program: buffers,
@@ -182,7 +183,7 @@ fn print(program: &GpuProgram, kernel: &GpuKernel, target: &Target, names: &CNam
     )
 }
 
-/// The type of elements in memory. Only pointers to `half` need no extension.
+/// Type of elements in memory. Only pointers to `half` need no extension.
 fn storage(dtype: DType, is_pointer: bool) -> &'static str {
     match dtype {
         DType::F32 => "float",
@@ -200,12 +201,12 @@ fn storage(dtype: DType, is_pointer: bool) -> &'static str {
     }
 }
 
-/// The type that a type is computed in.
+/// C type of the arithmetic of a type.
 fn arithmetic(dtype: DType) -> &'static str {
     storage(dtype.arithmetic(), false)
 }
 
-/// A value in the language.
+/// C expression of a value.
 #[derive(Clone)]
 struct CValue {
     text: String,
@@ -232,7 +233,7 @@ struct OpenClPrinter<'p> {
     out: String,
     depth: usize,
     ranges: Ranges,
-    /// The loop whose iterations are the elements of vectors, and their number.
+    /// Loop whose iterations are the elements of vectors, and their number.
     lanes: Option<(LoopId, i64)>,
 }
 
@@ -253,7 +254,7 @@ impl OpenClPrinter<'_> {
     fn declare(&mut self, space: &str, b: BufferId) {
         let buffer = self.buffer(b);
         let n = buffer.n_elements().unwrap_or(u64::MAX).max(1);
-        // As the widest vector in it is.
+        // Alignment of the widest vector in the buffer.
         let align = ALIGN.min(1 << n.saturating_mul(buffer.dtype.bytes()).ilog2());
         let align = if n > 1 { format!(" __attribute__((aligned({align})))") } else { String::new() };
         let line = format!("{space}{} {}[{n}]{align};", storage(buffer.dtype, false), self.name(b));
@@ -296,7 +297,7 @@ impl OpenClPrinter<'_> {
             }
             Stmt::Alloc(b) if self.shared.contains(b) => {}
             Stmt::Alloc(b) => self.declare("", *b),
-            // What is stored is there at once.
+            // Stores are synchronous.
             Stmt::Wait(_) => {}
             Stmt::Barrier => {
                 let line = format!("barrier({});", self.fences);
@@ -323,7 +324,7 @@ impl OpenClPrinter<'_> {
                         Expr::Select(Box::new(first.clone()), Box::new(identity), Box::new(old))
                     }
                 };
-                // Steps of an extremum wait for each other by their second operand alone.
+                // Dependent steps of an extremum wait for each other only through the second operand.
                 let (a, b) = match op {
                     ReduceOp::Sum | ReduceOp::Product => (&old, value),
                     ReduceOp::Min | ReduceOp::Max => (value, &old),
@@ -331,7 +332,7 @@ impl OpenClPrinter<'_> {
                 let value = self.binary(op.combine(), a, b, dtype);
                 self.store(*buffer, index, value);
             }
-            // A hint for caches, which GPUs have no use for.
+            // GPUs have no use for this cache hint.
             Stmt::Prefetch { .. } => {}
         }
     }
@@ -342,7 +343,7 @@ impl OpenClPrinter<'_> {
         self.depth -= 1;
     }
 
-    /// A vectorized loop, in pieces as wide as vectors are.
+    /// Prints a vectorized loop, in pieces of vector widths.
     fn vectorized(&mut self, var: LoopId, extent: &Index, body: &[Stmt]) {
         let Some(extent) = extent.as_const() else {
             let serial =
@@ -370,8 +371,8 @@ impl OpenClPrinter<'_> {
         }
     }
 
-    /// Whether a statement on vectors is one for each element by itself: its place in memory is no run of
-    /// neighbours, what it depends on differs by element, or its type has no vectors.
+    /// Whether a vector statement must be executed element by element, because its elements are not
+    /// contiguous in memory, its conditions differ by element, or its type has no vectors.
     fn needs_lanes_apart(&self, stmt: &Stmt) -> bool {
         let Some((var, _)) = self.lanes else { return false };
         let Some((buffer, index)) = stmt.own_write() else { return false };
@@ -389,14 +390,14 @@ impl OpenClPrinter<'_> {
         self.lanes = Some((var, width));
     }
 
-    /// Distance between neighbouring lanes; `None` where it varies.
+    /// Distance between adjacent lanes; `None` if it varies.
     fn step(&self, place: &Index) -> Option<i64> {
         let Some((var, _)) = self.lanes else { return Some(0) };
         let step = place.coefficient(var);
         (!place.sub(&Index::from(var).scale(step)).uses(var)).then_some(step)
     }
 
-    /// The element of a buffer as a number of elements from its beginning.
+    /// Position of an element in a buffer, in elements.
     fn place(&self, b: BufferId, index: &[Index]) -> Index {
         let strides = self.buffer(b).strides();
         let place = index.iter().zip(strides).fold(Index::from(0), |sum, (i, stride)| sum.add_scaled(i, stride));
@@ -441,7 +442,7 @@ impl OpenClPrinter<'_> {
         }
     }
 
-    /// Both are of one type, whatever numbers they are.
+    /// Casts give both operands the same type, even constants.
     fn of_two(&self, function: &str, a: &Index, b: &Index) -> String {
         let ty = self.index_type;
         format!("{function}(({ty})({}), ({ty})({}))", self.index(a), self.index(b))
@@ -461,7 +462,7 @@ impl OpenClPrinter<'_> {
         }
     }
 
-    /// A value for each lane, computed by itself.
+    /// Computes a value for each lane separately.
     fn lanes_apart(&self, e: &Expr, dtype: DType) -> CValue {
         let (var, width) = self.lanes.expect("invariant: lanes differ in vectorized loops only");
         let one = OpenClPrinter { out: String::new(), lanes: None, ranges: self.ranges.clone(), ..*self };
@@ -474,7 +475,7 @@ impl OpenClPrinter<'_> {
         self.lanes.is_some_and(|(var, _)| e.uses(var))
     }
 
-    /// An expression computed in the arithmetic of a type.
+    /// Prints an expression in the arithmetic of a type.
     fn expr(&self, e: &Expr, dtype: DType) -> CValue {
         match e {
             Expr::Const(x) => CValue::scalar(literal(*x, dtype.arithmetic())),
@@ -531,19 +532,19 @@ impl OpenClPrinter<'_> {
         self.converted(value, of, dtype)
     }
 
-    /// A pointer to a vector.
+    /// Pointer to a vector.
     fn vector_at(&self, b: BufferId, start: &Index, width: i64, is_const: bool) -> String {
         let (space, ty) = (self.space(b), storage(self.buffer(b).dtype, false));
         let qualifier = if is_const { "const " } else { "" };
         format!("({space} {qualifier}{ty}{width} *){}", self.pointer(self.name(b), start))
     }
 
-    /// A pointer so many elements behind another one.
+    /// Pointer offset by `place` elements.
     fn pointer(&self, from: &str, place: &Index) -> String {
         if *place == Index::from(0) { from.to_owned() } else { format!("({from} + {})", self.index(place)) }
     }
 
-    /// A pointer to the numbers of 16 bits of a buffer.
+    /// Pointer to the 16-bit elements of a buffer.
     fn halves(&self, b: BufferId, is_const: bool) -> String {
         let qualifier = if is_const { "const " } else { "" };
         match self.space(b) {
@@ -596,10 +597,10 @@ impl OpenClPrinter<'_> {
         if value.is_vector { value.text } else { format!("({})({})", self.vector_type(dtype, true), value.text) }
     }
 
-    /// A value of a buffer's type, or of an arithmetic, in another arithmetic.
+    /// Converts a value of a buffer's type, or of an arithmetic, to another arithmetic.
     fn converted(&self, value: CValue, from: DType, to: DType) -> CValue {
         let CValue { text, is_vector } = value;
-        // Numbers of 16 bits are `float` once they are loaded.
+        // 16-bit floats are `float` after loading.
         let of = if from.is_float() { from.arithmetic() } else { from };
         if of == to.arithmetic() {
             return CValue { text, is_vector };
@@ -613,7 +614,7 @@ impl OpenClPrinter<'_> {
         CValue { text, is_vector }
     }
 
-    /// The low bits of an integer as one of a type that is stored only.
+    /// Low bits of an integer as a storage-only type.
     fn narrowed(&self, text: &str, to: DType, is_vector: bool) -> String {
         let width = self.lanes.filter(|_| is_vector).map_or(String::new(), |(_, width)| width.to_string());
         let low_bits = format!("convert_{}{width}({text})", storage(to, false));
@@ -694,7 +695,7 @@ impl OpenClPrinter<'_> {
             return match op {
                 BinaryOp::Min | BinaryOp::Max => self.combined(op, a, b, dtype),
                 BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => self.wrapping(op, a, b, dtype),
-                // Where it is on vectors, it was taken apart.
+                // Vector divisions were split into lanes.
                 BinaryOp::Div => CValue::scalar(format!("{}_div({}, {})", arithmetic(dtype), a.text, b.text)),
                 BinaryOp::Nibble => CValue::scalar(format!("(({} >> (4 * {})) & 15)", a.text, b.text)),
                 BinaryOp::Pow => {
@@ -719,7 +720,7 @@ impl OpenClPrinter<'_> {
             }
         }
         match (op, b) {
-            // It is known of a number that it is one.
+            // A constant is known not to be NaN.
             (BinaryOp::Min | BinaryOp::Max, Expr::Const(_)) => {
                 self.combined(op, self.expr(b, dtype), self.expr(a, dtype), dtype)
             }
@@ -732,7 +733,7 @@ impl OpenClPrinter<'_> {
         }
     }
 
-    /// A sum, difference or product of integers. The language has it wrap around for unsigned ones only.
+    /// Sum, difference or product of integers. In the language, only unsigned integers wrap around.
     fn wrapping(&self, op: BinaryOp, a: CValue, b: CValue, dtype: DType) -> CValue {
         if dtype == DType::U64 {
             return self.combined(op, a, b, dtype);
@@ -767,7 +768,7 @@ impl OpenClPrinter<'_> {
     }
 }
 
-/// The function of OpenCL C for floating-point numbers.
+/// OpenCL C function for floating-point numbers.
 fn function(op: UnaryOp) -> &'static str {
     match op {
         UnaryOp::Neg => "-",
@@ -787,12 +788,12 @@ fn function(op: UnaryOp) -> &'static str {
     }
 }
 
-/// Whether an index is a multiple of a number, whatever its variables are.
+/// Whether an index is a multiple of a number for all values of its variables.
 fn is_multiple(index: &Index, of: i64) -> bool {
     index.constant() % of == 0 && index.terms().iter().all(|(_, c)| c % of == 0)
 }
 
-/// A number of an arithmetic, exactly.
+/// Exact literal of a number in an arithmetic.
 fn literal(x: f64, arithmetic: DType) -> String {
     if !arithmetic.is_float() {
         let x = arithmetic.literal(x);
@@ -817,7 +818,7 @@ fn literal(x: f64, arithmetic: DType) -> String {
     if x.is_sign_negative() { format!("(-{magnitude})") } else { magnitude }
 }
 
-/// A positive number in the hexadecimal form of C.
+/// Positive number in C's hexadecimal floating-point notation.
 fn hexadecimal(x: f64) -> String {
     let (exponent, fraction) = ((x.to_bits() >> 52) as i64, x.to_bits() & ((1 << 52) - 1));
     let (lead, exponent) = if exponent == 0 { (0, -1022) } else { (1, exponent - 1023) };

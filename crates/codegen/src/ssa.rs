@@ -1,7 +1,7 @@
-//! Static single assignment form, which the generator writes and every back end reads.
+//! Static single assignment form, the output of the generator and the input of every back end.
 //!
-//! A module is one program. Its types are machine-independent, except that addresses have 64 bits; a back end
-//! refuses operations that it does not support. Instructions take scalars and vectors alike.
+//! A module is one program. Types are machine-independent, except that addresses have 64 bits; a back end
+//! rejects operations that it does not support. Instructions accept both scalars and vectors.
 
 pub mod build;
 mod fold;
@@ -17,17 +17,17 @@ use smallvec::SmallVec;
 use crate::number::number;
 
 number! {
-    /// A value of a function.
+    /// Value of a function.
     Id
 }
 
 number! {
-    /// A function of a module.
+    /// Function of a module.
     FunctionId
 }
 
 number! {
-    /// A basic block of a function; the first is entered first.
+    /// Basic block of a function; the first is the entry.
     BlockId
 }
 
@@ -77,7 +77,7 @@ pub enum LaneKind {
 }
 
 impl LaneKind {
-    /// Bytes of a lane in memory.
+    /// Size in bytes of a lane in memory.
     pub fn bytes(self) -> usize {
         match self {
             LaneKind::I1 | LaneKind::I8 => 1,
@@ -87,7 +87,7 @@ impl LaneKind {
         }
     }
 
-    /// The bits that a lane has.
+    /// Mask of the bits of a lane.
     fn mask(self) -> u64 {
         match self {
             LaneKind::I1 => 1,
@@ -171,7 +171,7 @@ pub struct VectorConstant {
 pub enum Def {
     /// Function parameter, by index.
     Argument(usize),
-    /// A constant.
+    /// Constant.
     Constant(VectorConstant),
     /// Undefined value.
     Undefined,
@@ -183,7 +183,7 @@ pub enum Def {
     Instruction,
 }
 
-/// A value.
+/// Value.
 #[derive(Clone, Debug)]
 pub struct Value {
     /// Type of the value.
@@ -249,7 +249,7 @@ pub enum SsaOp {
     Store,
     /// Address of element `index` from `base`, for elements of this type (`getelementptr`).
     Element(Type),
-    /// Integer arithmetic without overflow, as are the next two.
+    /// Integer arithmetic without overflow, like the next two operations.
     Add,
     Sub,
     Mul,
@@ -257,7 +257,7 @@ pub enum SsaOp {
     AddWrapping,
     SubWrapping,
     MulWrapping,
-    /// Rounded towards zero.
+    /// Signed division, rounded towards zero.
     SignedDiv,
     SignedRem,
     UnsignedDiv,
@@ -281,12 +281,12 @@ pub enum SsaOp {
     FNeg,
     FAbs,
     Sqrt,
-    /// Rounding to an integral value, which keeps the sign; NaN of NaN.
+    /// Rounding to an integral value, which keeps the sign and NaN.
     Round(RoundingDirection),
     /// First operand with the sign of the second.
     CopySign,
-    /// Minimum; NaN where one is NaN. Of zeros of both signs, either one. The first operand has the longer
-    /// latency; the builder puts a value that depends on other lanes second.
+    /// Minimum; NaN if either operand is NaN. For zeros of opposite signs, either zero. The first operand has
+    /// the longer latency; the builder puts a value that depends on other lanes second.
     FMin,
     FMax,
     /// Fused multiply-add: `a · b + c`, rounded once.
@@ -294,32 +294,32 @@ pub enum SsaOp {
     /// Dot products of four 8-bit integers per 32-bit lane, accumulated modulo 2^32. Operands are the
     /// accumulators and both factors, as 4, 8 or 16 lanes of 32-bit integers.
     Dot4 {
-        /// Whether each factor is signed; [`Target::dot4_lanes`](tilewright_ir::Target::dot4_lanes) says what
-        /// a machine has instructions for.
+        /// Whether each factor is signed; [`Target::dot4_lanes`](tilewright_ir::Target::dot4_lanes) says
+        /// which combinations a machine has instructions for.
         signed: [bool; 2],
     },
     /// Dot products of two signed 16-bit integers per lane, accumulated like [`SsaOp::Dot4`]; x86-64 only.
     Dot2,
-    /// Dot products of four 8-bit integers per lane, an unsigned and a signed factor, accumulated like
-    /// [`SsaOp::Dot4`], where the sum of the first two products and that of the last two fit 16 bits; x86-64
+    /// Dot products of four 8-bit integers per lane, with an unsigned and a signed factor, accumulated like
+    /// [`SsaOp::Dot4`]. The sum of the first two products and that of the last two must fit 16 bits; x86-64
     /// only.
     Dot4BySums,
     /// Dot products of two bf16 numbers per lane, accumulated in f32: the upper halves first, each addition
-    /// rounded once, denormals flushed to zero. Operands are the accumulators, and both factors as 4, 8 or 16
-    /// lanes of 32-bit integers; [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which
-    /// machines have it.
+    /// rounded once, subnormal numbers flushed to zero. Operands are the accumulators, and both factors as 4,
+    /// 8 or 16 lanes of 32-bit integers; [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which
+    /// machines support it.
     DotOfHalves,
-    /// Conversion of 8 or 16 f32 lanes to bf16, to nearest even, as 16-bit integers; denormals are flushed to
-    /// zero. Machines with [`SsaOp::DotOfHalves`] have it.
+    /// Conversion of 8 or 16 f32 lanes to bf16, to nearest even, as 16-bit integers; subnormal numbers are
+    /// flushed to zero. Machines with [`SsaOp::DotOfHalves`] support it.
     NearestBf16,
     /// Byte permutation of two vectors of 64 bytes: each byte is selected by the low 7 bits of a byte of the
     /// first operand. All operands are 16 lanes of 32-bit integers. AVX-512 VBMI only.
     PickBytes,
     /// Rounding to TF32: 11 significant bits.
     Tf32,
-    /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from shared memory (`ldmatrix`): the threads
-    /// 8·n and after have the addresses of the rows of tile n, and a lane for each tile gives the thread
-    /// 4·g + t the four bytes t of row g, or transposed the 16-bit numbers 2·t and 2·t + 1 of column g.
+    /// Load of 2 or 4 tiles of 8 rows of 16 bytes from shared memory by a warp (`ldmatrix`). Threads from 8·n
+    /// on provide the addresses of the rows of tile n. The result has a lane for each tile: thread 4·g + t
+    /// receives the four bytes t of row g or, if transposed, the 16-bit numbers 2·t and 2·t + 1 of column g.
     LoadTiles {
         /// Whether tiles are transposed.
         transposed: bool,
@@ -340,13 +340,13 @@ pub enum SsaOp {
         factors: LaneKind,
         /// Whether A and B are MN-major.
         across: [bool; 2],
-        /// Whether it overwrites the accumulators, rather than adding to them.
+        /// Whether the product overwrites the accumulators, rather than adding to them.
         begins: bool,
     },
     /// Commits the pending products as a group (`wgmma.commit_group`).
     GroupEnd,
     /// Waits until at most this many of the latest groups of products are pending (`wgmma.wait_group`), and
-    /// returns the accumulators, which must not be used while a pending product changes them.
+    /// returns the accumulators, which must not be used while a product that changes them is pending.
     GroupWait(u8),
     /// Comparison `a < b` of floating-point numbers, false for NaN.
     FLess,
@@ -369,7 +369,7 @@ pub enum SsaOp {
     /// Conversion of f32 lanes to 32-bit integers; the smallest integer for NaN and out of range, as on
     /// x86-64.
     ToIntegerOrLeast {
-        /// Whether it rounds to nearest even, rather than towards zero.
+        /// Whether to round to nearest even, rather than towards zero.
         nearest: bool,
     },
     /// Conversion between floating-point types.
@@ -388,7 +388,7 @@ pub enum SsaOp {
     Insert(usize),
     /// Extraction of the lane of this index.
     Extract(usize),
-    /// Masked load; lanes outside the mask are those of the third operand.
+    /// Masked load; lanes outside the mask are taken from the third operand.
     MaskedLoad,
     /// Masked store.
     MaskedStore,
@@ -398,7 +398,7 @@ pub enum SsaOp {
     Scatter,
     /// Prefetch of an address.
     Prefetch {
-        /// Whether it prefetches for a write.
+        /// Whether to prefetch for a write.
         for_write: bool,
     },
     /// Call of the function that is the last operand.
@@ -424,10 +424,10 @@ pub struct Assembly {
     pub constraints: Cow<'static, str>,
 }
 
-/// The operands of an instruction.
+/// Operands of an instruction.
 pub type InstOperands = SmallVec<[Id; 4]>;
 
-/// An instruction.
+/// Instruction.
 #[derive(Clone, Debug)]
 pub struct Instruction {
     /// Operation.
@@ -436,14 +436,14 @@ pub struct Instruction {
     pub operands: InstOperands,
     /// Result; `None` for an instruction without one.
     pub result: Option<Id>,
-    /// Alignment of the accessed address in bytes; 0 if it accesses none.
+    /// Alignment of the accessed address in bytes; 0 if the instruction accesses no memory.
     pub align: u32,
 }
 
 /// Linkage and visibility of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
-    /// External, by the C calling convention.
+    /// External, with the C calling convention.
     Exported,
     /// External, and not interposable by another object.
     Protected,
@@ -475,16 +475,16 @@ pub enum Cpu {
 pub struct FunctionParameter {
     /// Type of the parameter.
     pub ty: Type,
-    /// Properties of the buffer that it points to.
+    /// Properties of the buffer to which the parameter points.
     pub buffer: Option<UnaliasedMemory>,
-    /// Whether it is a tensor map (TMA descriptor) of 128 bytes by value, rather than a pointer.
+    /// Whether the parameter is a tensor map (TMA descriptor) of 128 bytes by value, rather than a pointer.
     pub is_map: bool,
 }
 
 /// Memory that no other parameter aliases.
 #[derive(Clone, Copy, Debug)]
 pub struct UnaliasedMemory {
-    /// Size in bytes; 0 where that is unknown.
+    /// Size in bytes; 0 if unknown.
     pub bytes: u64,
     /// Whether the memory is read-only.
     pub is_constant: bool,
@@ -492,14 +492,14 @@ pub struct UnaliasedMemory {
     pub align: u64,
 }
 
-/// A function.
+/// Function.
 #[derive(Clone, Debug)]
 pub struct Function {
     /// Name of the function.
     pub name: String,
     /// Visibility.
     pub linkage: Linkage,
-    /// CPU whose instructions it may use.
+    /// CPU whose instructions the function may use.
     pub cpu: Cpu,
     /// Block size of a GPU kernel.
     pub threads: Option<[i64; 3]>,
@@ -511,7 +511,7 @@ pub struct Function {
     pub parameters: Vec<FunctionParameter>,
     /// Values, by index.
     pub values: Vec<Value>,
-    /// Basic blocks, the entry first; none for a declaration.
+    /// Basic blocks, the entry first; empty for a declaration.
     pub blocks: Vec<Vec<Instruction>>,
     /// Names of values, for readable output.
     pub names: Vec<(Id, String)>,
@@ -533,12 +533,12 @@ pub struct Module {
     pub name: String,
     /// Functions that the module defines or declares.
     pub functions: Vec<Function>,
-    /// Variables of its own.
+    /// Global variables of the module.
     pub globals: Vec<Global>,
 }
 
 impl Function {
-    /// Whether it is only a declaration.
+    /// Whether the function is only a declaration.
     pub fn is_outside(&self) -> bool {
         self.blocks.is_empty()
     }
@@ -548,11 +548,11 @@ impl Function {
     pub fn order(&self) -> Vec<BlockId> {
         let mut seen = vec![false; self.blocks.len()];
         let mut out = Vec::with_capacity(self.blocks.len());
-        // The block, and how many of its successors are done.
+        // Each block, with the number of its finished successors.
         let mut stack = vec![(BlockId::new(0), 0)];
         seen[0] = true;
         while let Some((block, done)) = stack.pop() {
-            // Leaving a loop comes first, so that it is last in the reversed order.
+            // The loop exit is visited first, so that it comes last in the reversed order.
             match self.successors(block).rev().nth(done) {
                 Some(next) => {
                     stack.push((block, done + 1));

@@ -1,9 +1,9 @@
-//! Fast back end for x86-64 with AVX2 or AVX-512, which searches use.
+//! Fast back end for x86-64 with AVX2 or AVX-512, for searches.
 //!
 //! LLVM takes 30 ms for a kernel, most of the cost of a trial. Kernels consist of few patterns (loops,
-//! advancing addresses, register tiles of vectors), and the generator itself hoists, reuses and unrolls. So
-//! one pass of instruction selection, a linear scan over exact live ranges and an encoder yield code of about
-//! equal speed in a hundredth of the time.
+//! advancing addresses, register tiles of vectors), and the generator itself hoists, reuses and unrolls.
+//! Therefore, one pass of instruction selection, a linear scan over exact live ranges and an encoder yield
+//! code of about equal speed in a hundredth of the time.
 
 mod emit;
 mod encode;
@@ -22,7 +22,7 @@ use encode::{Assembler, FieldTarget as Field};
 use regalloc::Registers;
 use select::ConstantPool;
 
-/// Size of the pages in which code and constants are laid out, in bytes.
+/// Page size in bytes, to which constants are aligned after the code.
 pub const PAGE: usize = 4096;
 
 /// Position-independent code and constants of a module, the same in every process.
@@ -69,14 +69,14 @@ impl Image {
     }
 }
 
-/// Takes a number off the front.
+/// Reads a number from the front.
 fn number(bytes: &mut &[u8]) -> Option<usize> {
     let (number, rest) = bytes.split_first_chunk()?;
     *bytes = rest;
     usize::try_from(u64::from_le_bytes(*number)).ok()
 }
 
-/// Takes a list of functions with offsets off the front.
+/// Reads a list of functions with offsets from the front.
 fn functions(bytes: &mut &[u8]) -> Option<Vec<(String, usize)>> {
     let mut list = Vec::new();
     for _ in 0..number(bytes)? {
@@ -88,17 +88,17 @@ fn functions(bytes: &mut &[u8]) -> Option<Vec<(String, usize)>> {
     Some(list)
 }
 
-/// Instructions that a target has or has not.
+/// Instruction set extensions of a target.
 #[derive(Clone, Copy)]
 struct CpuFeatures {
-    /// Registers for masks, and 32 of 64 bytes.
+    /// Mask registers, and 32 vector registers of 64 bytes.
     has_masks: bool,
-    /// Dot products of bytes in the encoding of AVX-512.
+    /// Byte dot products in the AVX-512 encoding.
     has_avx512_dot: bool,
 }
 
-/// Whether this back end supports a target. Not supported are 512-bit vectors with 16 registers (AVX2 in two
-/// halves).
+/// Whether this back end supports a target. 512-bit vectors with 16 registers (AVX2 in two halves) are not
+/// supported.
 pub fn serves(target: &Target) -> bool {
     let n_registers = if target.vector_bits >= 512 { 32 } else { 16 };
     let has_vectors = target.vector_bits >= 256 && target.n_vector_registers >= n_registers;
@@ -117,7 +117,7 @@ pub fn compile(mut module: Module, target: &Target, known: &dyn Fn(&str) -> bool
     if module.functions.iter().any(|f| f.is_outside() && !known(&f.name)) {
         return Err("an unknown function".to_owned());
     }
-    // By function; none of one that is outside.
+    // Start of each function; `None` for external ones.
     let mut starts = Vec::new();
     for f in &mut module.functions {
         if f.is_outside() {
@@ -153,7 +153,7 @@ pub fn compile(mut module: Module, target: &Target, known: &dyn Fn(&str) -> bool
     let mut bytes = asm.code;
     bytes.resize(code_len, 0xcc);
     bytes.extend_from_slice(&pool.bytes);
-    // What is read of a short constant may be longer than it.
+    // Reads of a short constant may extend beyond it.
     bytes.resize(bytes.len() + 64, 0);
     let exported = module.functions.into_iter().zip(starts).filter(|(f, _)| f.linkage == Linkage::Exported);
     let symbols = exported.filter_map(|(f, start)| Some((f.name, start?))).collect();

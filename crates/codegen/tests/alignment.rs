@@ -1,4 +1,4 @@
-//! Kernels for arguments that are aligned to their elements and no more.
+//! Kernels for arguments that are aligned to their elements only.
 
 mod common;
 
@@ -9,7 +9,7 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Program, Stmt, lower};
 
 /// Products of every layout, whose rows and vectors are aligned within their buffers, and a row of vectors
-/// with a rest.
+/// with a tail.
 fn programs() -> Vec<Program> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F64] {

@@ -1,4 +1,4 @@
-//! Code for AMD's GPUs: objects that the toolchain's linker takes, with what their kernels need.
+//! Code for AMD GPUs: objects that the toolchain's linker accepts, with the resources of their kernels.
 #![cfg(feature = "llvm")]
 
 mod amd;

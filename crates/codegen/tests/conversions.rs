@@ -1,5 +1,5 @@
-//! Floating-point numbers as integers and back: NaN, infinities, and the ends of every type, in vectors and
-//! their tails.
+//! Conversions between floating-point numbers and integers: NaN, infinities, and the extremes of every type,
+//! in vectors and their tails.
 
 mod common;
 
@@ -13,7 +13,7 @@ use tilewright_ir::{DType, Index, Program};
 const INTEGERS: [DType; 8] =
     [DType::I8, DType::U8, DType::I16, DType::U16, DType::I32, DType::U32, DType::I64, DType::U64];
 
-/// Numbers around the ends of all integer types, and those that are none.
+/// Numbers around the extremes of all integer types, and NaN.
 fn numbers(dtype: DType) -> Vec<f64> {
     let mut all = vec![0.0, f64::INFINITY, 1e30, 0.3, 0.5, 0.51, 1.0, 1.5, 2.5, 100.7];
     for bits in [7, 8, 15, 16, 23, 24, 31, 32, 52, 53, 63, 64] {
@@ -30,7 +30,7 @@ fn numbers(dtype: DType) -> Vec<f64> {
     all.iter().map(|x| dtype.round(*x)).collect()
 }
 
-/// A program that computes each element of an output from one of an input.
+/// Program that computes each element of an output from one of an input.
 fn elementwise(from: DType, to: DType, n: usize, value: impl Fn(Expr) -> Expr) -> Program {
     let mut p = program(&format!("{from:?} {to:?}"));
     let (a, b) = (input(&mut p, "A", from, &[n as i64]), output(&mut p, "B", to, &[n as i64]));
@@ -40,7 +40,7 @@ fn elementwise(from: DType, to: DType, n: usize, value: impl Fn(Expr) -> Expr) -
     p
 }
 
-/// Runs a program by every back end and returns its output's bytes, each with a name.
+/// Runs a program with every back end and returns the bytes of the output, with the back end's name.
 fn results(p: &Program, given: &[u8], result_bytes: usize) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     for target in targets() {
@@ -59,8 +59,8 @@ fn in_memory(dtype: DType, x: &[f64]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the bytes of the integer that a number becomes: towards zero in the arithmetic of the type, which
-/// saturates and has 0 for NaN, then its low bits.
+/// Bytes of the integer converted from a number: towards zero in the arithmetic of the type, with saturation
+/// and 0 for NaN, then the low bits.
 fn converted(x: f64, to: DType) -> Vec<u8> {
     let arithmetic: i128 = match to {
         DType::U64 => (x as u64).into(),
@@ -87,7 +87,7 @@ fn every_number_becomes_an_integer_of_every_type() {
     }
 }
 
-/// Between bounds, the lower one where it is NaN.
+/// Clips a value between bounds, with the lower one for NaN.
 fn clip(x: Expr, [low, high]: [f64; 2]) -> Expr {
     let is_more = Cond::Less(Box::new(Expr::Const(low)), Box::new(x.clone()));
     let least = bin(BinaryOp::Min, x, Expr::Const(high));
@@ -117,7 +117,7 @@ fn clipped_numbers_become_bytes_and_numbers_again() {
                 assert_eq!(got, expected, "{name}, rounds: {rounds}");
             }
             let reals = elementwise(DType::F32, DType::F32, x.len(), |x| Expr::cast(DType::F32, value(x)));
-            // Without the cast to the type of the elements.
+            // Variant without the cast to the element type.
             let stored = elementwise(DType::F32, to, x.len(), |x| match value(x) {
                 Expr::Cast(_, number) => *number,
                 value => value,
@@ -125,7 +125,7 @@ fn clipped_numbers_become_bytes_and_numbers_again() {
             for (name, got) in results(&stored, &in_memory(DType::F32, &x), expected.len()) {
                 assert_eq!(got, expected, "{name}, as stored, rounds: {rounds}");
             }
-            // An integer has no negative zero.
+            // Integers have no negative zero.
             let expected: Vec<u8> = x.iter().flat_map(|x| (reference(*x) + 0.0).to_le_bytes()).collect();
             for (name, got) in results(&reals, &in_memory(DType::F32, &x), expected.len()) {
                 assert_eq!(got, expected, "{name}, as numbers, rounds: {rounds}");
@@ -134,7 +134,7 @@ fn clipped_numbers_become_bytes_and_numbers_again() {
     }
 }
 
-/// Minimum and maximum keep NaN, of which the cast makes 0, whatever the bounds and their order.
+/// Checks that minimum and maximum keep NaN, which the cast converts to 0, for any bounds in any order.
 #[test]
 fn numbers_between_bounds_become_integers_and_nan_zero() {
     let x = numbers(DType::F32);
@@ -157,15 +157,15 @@ fn numbers_between_bounds_become_integers_and_nan_zero() {
     }
 }
 
-/// Rounded numbers with an integer added are kept between the ends of a type: what saturates, NaN and halves
-/// between an even and an odd number included.
+/// Checks that rounded numbers plus an integer are clipped to the range of a type, including saturation, NaN
+/// and ties.
 #[test]
 fn quantized_numbers_saturate_and_round_to_even() {
     let halves = (-601..=601).map(|n| f64::from(n) / 2.0);
     let near = (-4..=4).flat_map(|n| [f64::from(n) + 65535.5, f64::from(n) - 65535.5]);
     let x: Vec<f64> = numbers(DType::F32).into_iter().chain(halves).chain(near).collect();
     for (to, ends) in [(DType::U8, [0.0, 255.0]), (DType::U16, [0.0, 65535.0]), (DType::I8, [-128.0, 127.0])] {
-        // A point that is no integer of the type is cut to one.
+        // A zero point that is not an integer of the type is converted to one.
         for point in [0.0, 1.0, 100.0, 101.5, 127.0, ends[1], -1.0, f64::NAN] {
             let mut p = program(&format!("quantized to {to:?}, {point}"));
             let n = x.len() as i64;

@@ -1,5 +1,5 @@
-//! Dot products of integers, to the last bit: kernels of every machine that runs here against arithmetic
-//! written here.
+//! Exact dot products of integers: kernels for every target that this machine can run, compared with
+//! reference arithmetic.
 
 mod common;
 
@@ -8,13 +8,13 @@ use tilewright_codegen::{Emit, Runtime, emit};
 use tilewright_ir::schedule::{apply, parse_steps};
 use tilewright_ir::{DType, Program, Target, lower, text, verify};
 
-/// A product of `[m, k]` by `[k, n]` integers in a register tile, with columns packed in fours, or pairs, or
-/// rows of `n`.
+/// Product of `[m, k]` by `[k, n]` integers in a register tile, with columns packed in fours or pairs, or
+/// with rows of `n`.
 fn product(size: [i64; 3], factors: [DType; 2], lanes: i64, is_packed: bool) -> Program {
     product_of_panels(size, factors, lanes, is_packed.then_some(lanes))
 }
 
-/// A product as [`product`], whose packed columns are in panels of so many.
+/// Variant of [`product`] whose packed columns are in panels of `panel` columns.
 fn product_of_panels([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, panel: Option<i64>) -> Program {
     let [a, b] = factors.map(DType::name);
     let of_floats = tilewright_ir::op::Workload::parse(&format!("matmul:m={m},n={n},k={k}")).unwrap().program();
@@ -42,7 +42,7 @@ fn product_of_panels([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, panel
     lower::lower(&scheduled)
 }
 
-/// The integers in some bytes.
+/// Decodes integers from bytes.
 fn values(bytes: &[u8], dtype: DType) -> Vec<i64> {
     match dtype {
         DType::I8 => bytes.iter().map(|x| i64::from(*x as i8)).collect(),
@@ -52,7 +52,7 @@ fn values(bytes: &[u8], dtype: DType) -> Vec<i64> {
     }
 }
 
-/// The machine's own target, if it multiplies bytes, and others.
+/// Target of this machine, if it has byte dot products, and others.
 fn all_targets() -> Vec<Target> {
     let host = host();
     let mut all = targets();
@@ -62,7 +62,7 @@ fn all_targets() -> Vec<Target> {
     all
 }
 
-/// Checks products of some types on each machine, of all numbers and of those at the ends.
+/// Checks products of some types on each target, with random and with extreme numbers.
 fn check(size: [i64; 3], lanes: i64, factors: [DType; 2]) {
     let [m, n, k] = size.map(|n| n as usize);
     let ends = [0u8, 1, 127, 128, 129, 255];
@@ -118,7 +118,7 @@ fn products_of_integers_are_exact_on_every_machine() {
     }
 }
 
-/// Machines without dot products of bytes multiply weights of 7 bits as bytes.
+/// Checks that targets without byte dot products multiply 7-bit weights without widening.
 #[test]
 fn weights_of_7_bits_are_not_widened() {
     let count = |name: &str, of_weights: DType, word: &str| {
@@ -134,7 +134,7 @@ fn weights_of_7_bits_are_not_widened() {
     assert_eq!(count("x86-64", DType::I7, "pmaddubsw"), 0);
 }
 
-/// Tiles that share a panel of columns read their part of it by vectors.
+/// Checks that tiles that share a panel of columns read their parts as vectors.
 #[test]
 fn parts_of_panels_are_vectors() {
     let own = Target::named("x86-64-v4").unwrap();
@@ -146,7 +146,7 @@ fn parts_of_panels_are_vectors() {
     }
 }
 
-/// Kernels that decide how many steps a dot product has compute all of them by its instruction.
+/// Checks that kernels with a run-time number of steps compute all of them with the dot product instruction.
 #[test]
 fn the_last_steps_are_dot_products_too() {
     let own = Target::named("x86-64-v4").unwrap();
@@ -155,14 +155,14 @@ fn the_last_steps_are_dot_products_too() {
     for (k, is_packed) in [(31, true), (31, false), (13, true), (13, false)] {
         let program = product([n_rows, 16, k], [DType::U8, DType::I8], 16, is_packed);
         let text = String::from_utf8(emit(&program, &target, Emit::Asm).unwrap()).unwrap();
-        // LLVM joins some of those for all steps with those for fewer.
+        // LLVM merges some instructions for full products with those for fewer steps.
         let n = text.matches("vpdpbusd").count() as i64;
         assert!(n >= 2 * n_rows, "{n} dot products of {k} steps: {text}");
         assert!(!text.contains("vpmulld") && !text.contains("vpmaddwd"), "{text}");
     }
 }
 
-/// Elements behind the last step of pairs of bf16 numbers may be anything.
+/// Checks that elements after the last step of pairs of bf16 numbers may have any value.
 #[test]
 fn nothing_comes_of_what_lies_behind_the_last_step() {
     let text = "program \"pairs\"\nbuffer a: bf16[2, 2] global input\nbuffer b: bf16[2, 16, 2] global input\n\
@@ -183,8 +183,8 @@ fn nothing_comes_of_what_lies_behind_the_last_step() {
     }
 }
 
-/// Sums of `a` rounded to bf16, in a copy of one of two orders, times `b`; with `others`, the copy is read
-/// outside of dot products, too.
+/// Sums of `a` rounded to bf16, in a copy with one of two layouts, times `b`; with `others`, the copy is also
+/// read outside of dot products.
 fn rounded_sums(is_interleaved: bool, others: bool) -> Program {
     let fill = match is_interleaved {
         true => "vectorized i in 16 {\n c[2*i] = a[2*i]\n c[2*i + 1] = a[2*i + 1]\n}\n",
@@ -200,8 +200,8 @@ fn rounded_sums(is_interleaved: bool, others: bool) -> Program {
     lower::lower(&text::parse(&text).unwrap())
 }
 
-/// Copies that dot products of bf16 alone read are rounded by one instruction where the machine has it, which
-/// takes numbers below the normal ones for zeros, as the products do.
+/// Checks that copies read only by bf16 dot products are rounded by a single instruction, if available, which
+/// flushes subnormal numbers to zero, as the products do.
 #[test]
 fn copies_for_pairs_are_rounded_by_an_instruction() {
     let own = Target::named("x86-64-v4").unwrap();
@@ -210,7 +210,7 @@ fn copies_for_pairs_are_rounded_by_an_instruction() {
         let program = rounded_sums(is_interleaved, others);
         let assembly = String::from_utf8(emit(&program, &with_pairs, Emit::Asm).unwrap()).unwrap();
         assert_eq!(assembly.contains("vcvtneps2bf16"), !others, "{is_interleaved} {assembly}");
-        // Numbers that lie between two of bf16, on either side of the middle and there, and about the least
+        // Numbers between two bf16 numbers, on either side of the midpoint and on it, and around the smallest
         // normal one.
         let tails = [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x1_8000, 0x1_7fff];
         let heads = [0x3f80_0000u32, 0xc2fe_0000, 0x0080_0000, 0x007f_0000];

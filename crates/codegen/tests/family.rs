@@ -1,4 +1,4 @@
-//! Kernels of products whose number of rows each run says.
+//! Kernels of products with an open number of rows.
 
 mod common;
 
@@ -9,7 +9,7 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Program, Role};
 
-/// A register tile that an epilogue finishes, of weights that are packed ahead.
+/// Register tile with an epilogue and prepacked weights.
 const TILE: &str = "split oi 8 -> i.rest om shrink
 split i.rest 3 -> ic ir shrink
 split oj 48 -> j.rest on shrink
@@ -35,7 +35,7 @@ vectorize ol
 unroll om
 unroll ov";
 
-/// Both factors are copied, threads share the copies and the columns, an epilogue finishes a block.
+/// Copies of both factors, shared between threads that divide the columns, with an epilogue for each block.
 const SHARED: &str = "split oi 42 -> ic om shrink
 split oj 64 -> jc on shrink
 reorder ic jc om on
@@ -67,7 +67,7 @@ vectorize ol
 parallel jr
 parallel om";
 
-/// Rows in parallel, nothing packed.
+/// Parallel rows, without packing.
 const ROWS: &str = "split i 3 -> i.rest im shrink
 split i.rest 2 -> ic ir shrink
 split j 16 -> jr jl shrink
@@ -79,7 +79,7 @@ unroll im
 unroll ki
 parallel ic";
 
-/// Memory of a family's kernel, which sizes use one after the other.
+/// Memory of a family's kernel, reused for each size.
 struct Memory {
     arguments: Vec<Guarded>,
     kept: Vec<Guarded>,
@@ -96,8 +96,8 @@ impl Memory {
         }
     }
 
-    /// Runs the kernel at sizes, on arguments of a member, which are the first part of the family's; NaN
-    /// follows. Returns the output's bytes.
+    /// Runs the kernel at given sizes, on a member's arguments, which are the first part of the family's
+    /// buffers, followed by NaN. Returns the output's bytes.
     fn run(
         &self,
         kernel: &CompiledKernel,
@@ -117,7 +117,7 @@ impl Memory {
         self.scratch.fill(&vec![0xff; self.scratch.read().len()]);
         let [arguments, kept] =
             [&self.arguments, &self.kept].map(|all| all.iter().map(Guarded::ptr).collect::<Vec<_>>());
-        // SAFETY: memory of the sizes asked for.
+        // SAFETY: the memory has the required sizes.
         unsafe {
             kernel.prepare(&arguments, &kept, self.scratch.ptr(), runtime);
             kernel.run_at(sizes, &arguments, &kept, self.scratch.ptr(), runtime);

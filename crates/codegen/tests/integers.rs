@@ -1,4 +1,4 @@
-//! Integers of all types, to the last bit: kernels and the interpreter against arithmetic written here.
+//! Exact integers of all types: kernels and the interpreter compared with reference arithmetic.
 
 mod common;
 
@@ -11,7 +11,7 @@ use tilewright_ir::{BufferId, DType, Index, LoopId, LoopKind, Program};
 
 const N: usize = 40;
 
-/// Numbers of splitmix64, many of which are ends of types.
+/// Random numbers of splitmix64, many of which are extremes of types.
 struct Random(u64);
 
 impl Random {
@@ -34,7 +34,7 @@ impl Random {
     }
 }
 
-/// The integer of a type with the low bits of another.
+/// Wraps an integer to a type.
 fn cut(dtype: DType, x: i128) -> i128 {
     match dtype {
         DType::I8 => (x as i8).into(),
@@ -59,7 +59,7 @@ fn arithmetic(dtype: DType) -> DType {
     }
 }
 
-/// A literal, as the sum of two where no double is the number.
+/// Literal of an integer, as the sum of two if an f64 cannot represent it.
 fn literal(x: i128) -> Expr {
     let (high, low) = (x >> 32 << 32, x & 0xffff_ffff);
     match x.abs() < 1 << 53 {
@@ -71,7 +71,7 @@ fn literal(x: i128) -> Expr {
 const BINARY: [BinaryOp; 6] =
     [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Min, BinaryOp::Max];
 
-/// A random expression of elements of buffers.
+/// Random expression of buffer elements.
 fn expression(random: &mut Random, dtype: DType, leaves: &[Expr], depth: u32) -> Expr {
     let leaf = |random: &mut Random| match random.below(3) {
         0 => literal(random.integer(dtype)),
@@ -100,7 +100,7 @@ fn expression(random: &mut Random, dtype: DType, leaves: &[Expr], depth: u32) ->
     }
 }
 
-/// Value of an expression in an arithmetic, with these elements of buffers.
+/// Value of an expression in an arithmetic, for given buffer elements.
 fn value(e: &Expr, of: DType, elements: [i128; 2]) -> i128 {
     let inner = |e: &Expr| value(e, of, elements);
     let exact = match e {
@@ -143,13 +143,13 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<i128> {
     bytes.chunks(dtype.bytes() as usize).map(of).collect()
 }
 
-/// Numbers as interpreters hold them: integers of 64 bits by their bits.
+/// Numbers in the interpreter's held form: 64-bit integers as bit patterns.
 fn held(dtype: DType, numbers: &[i128]) -> Vec<f64> {
     let of = |x: &i128| if dtype.bytes() == 8 { f64::from_bits(*x as u64) } else { *x as f64 };
     numbers.iter().map(of).collect()
 }
 
-/// Runs a program of two inputs and an output by all that run it.
+/// Runs a program of two inputs and an output with the interpreter and all back ends.
 fn check(p: &Program, dtypes: [DType; 3], inputs: [&[i128]; 2], expected: &[i128]) {
     let given = [inputs[0], inputs[1], &vec![0; expected.len()]];
     let as_held = |at: usize| held(dtypes[at], given[at]);
@@ -174,7 +174,7 @@ fn integers() -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().map(|(dtype, _)| dtype).filter(|dtype| !dtype.is_float() && *dtype != DType::Bool)
 }
 
-/// A program of one value for each element of two inputs.
+/// Program that computes a value for each pair of elements of two inputs.
 fn elementwise(dtypes: [DType; 3], value: impl FnOnce([Expr; 2]) -> Expr, lanes: i64) -> Program {
     let mut p = program("integers");
     let [x, y] = [("x", dtypes[0]), ("y", dtypes[1])].map(|(name, dtype)| input(&mut p, name, dtype, &[N as i64]));
@@ -244,7 +244,8 @@ fn conversions_between_integers_keep_the_low_bits() {
     }
 }
 
-/// Integers become the nearest floating-point number, rounded once; numbers are cut off.
+/// Checks that integers are converted to the nearest floating-point number, rounding once, and that numbers
+/// are truncated to integers.
 #[test]
 fn conversions_to_and_from_numbers_round_once() {
     let mut random = Random(3);

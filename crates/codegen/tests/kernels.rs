@@ -1,4 +1,4 @@
-//! Generated code against the interpreter, on every target that this machine can run.
+//! Generated code compared with the interpreter, on every target that this machine can run.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -45,7 +45,7 @@ fn tiles_of_many_shapes() {
     }
 }
 
-/// `C[m, n] = A[m, k] · B[k, n]` as plain loops, the innermost vectorized where `lanes` says so.
+/// `C[m, n] = A[m, k] · B[k, n]` as plain loops, the innermost vectorized with `lanes` lanes, if given.
 fn naive(dtype: DType, m: i64, n: i64, k: i64, lanes: Option<i64>) -> tilewright_ir::Program {
     let mut p = program(&format!("naive {m}x{n}x{k} {lanes:?}"));
     let a = input(&mut p, "A", dtype, &[m, k]);
@@ -116,7 +116,7 @@ fn all_operations() {
     }
 }
 
-/// Minima and maxima of two variables, of one and a number, in either order, and of all of a row.
+/// Checks minima and maxima of two variables, of a variable and a constant in either order, and of a row.
 #[test]
 fn minima_and_maxima_keep_nan() {
     for (dtype, vectorized) in dtypes().flat_map(|(dtype, _)| [(dtype, false), (dtype, true)]) {
@@ -206,7 +206,7 @@ fn transposing_packs() {
                 let b = output(&mut p, "B", dtype, &[3 * lanes, rows]);
                 let [o, l] = ["o", "l"].map(|name| p.add_loop(name));
                 let k = times(lanes, o).add(&ix(l));
-                // Backwards: the order of the group's statements does not matter.
+                // Backwards, as the order of the group's statements must not matter.
                 let stores =
                     (0..rows).rev().map(|i| store(b, &[k.clone(), ix(i)], load(a, &[ix(i), k.clone()]))).collect();
                 p.body = vec![for_(o, 3, vec![vector(l, lanes, stores)])];
@@ -242,7 +242,7 @@ fn strided_loads() {
     }
 }
 
-/// A row of `n` with zeros around it, through a select whose other side is out of bounds.
+/// Row of `n` elements padded with zeros, through a select whose other side is out of bounds.
 fn padded(n: i64, pad: i64, lanes: Option<i64>) -> tilewright_ir::Program {
     let mut p = program(&format!("padded {n} {pad} {lanes:?}"));
     let a = input(&mut p, "A", DType::F32, &[n]);
@@ -342,7 +342,7 @@ fn reductions() {
                         vec![update(b, &[ix(l)], op, load(a, &[ix(i), ix(l)]), Cond::Eq(ix(i), ix(0)))],
                     )],
                 ),
-                // Over the lanes: must be carried out in order.
+                // A reduction over the lanes, which must run in order.
                 vector(l, lanes, vec![update(all, &[ix(0)], op, load(b, &[ix(l)]), Cond::Eq(ix(l), ix(0)))]),
             ];
             check(&p);
@@ -352,7 +352,7 @@ fn reductions() {
 
 #[test]
 fn extents_known_at_run_time() {
-    // Triangles, with every kind of loop inside.
+    // Triangular loops, with every kind of inner loop.
     for kind in [LoopKind::Serial, LoopKind::Vectorized, LoopKind::Unrolled, LoopKind::Parallel] {
         for n in [7, 40] {
             let mut p = program(&format!("triangle {kind:?} {n}"));
@@ -438,7 +438,7 @@ fn index_arithmetic() {
 
 #[test]
 fn irregular_lanes() {
-    // Fused loops: the place of a lane is a quotient and a remainder.
+    // Fused loops, in which the position of a lane is a quotient and a remainder.
     for (rows, cols, lanes) in [(6, 8, 16), (5, 7, 5), (4, 12, 16)] {
         let n = rows * cols;
         let mut p = program(&format!("fused {rows} {cols} {lanes}"));
@@ -592,7 +592,7 @@ fn register_buffers_read_in_parts() {
             4,
             vec![vector(l, 8, vec![store(b, &[times(8, u).add(&ix(l))], load(r, &[times(8, u).add(&ix(l))]))])],
         ),
-        // Accesses that straddle each other.
+        // Partially overlapping accesses.
         vector(l, 32, vec![store(odd, &[ix(l)], Expr::Const(0.0))]),
         unrolled(u, 3, vec![vector(l, 8, vec![store(odd, &[times(8, u).add(&ix(l)).offset(4)], load(a, &[ix(l)]))])]),
         vector(l, 32, vec![store(c, &[ix(l)], load(odd, &[ix(l)]))]),
@@ -625,10 +625,10 @@ fn aliasing_is_respected_inside_a_buffer() {
     check(&p);
 }
 
-/// Every function of an epilogue, in vectors of 16 columns and a shorter one.
+/// Checks every epilogue function, in vectors of 16 columns and a shorter one.
 #[test]
 fn functions_of_epilogues() {
-    // Some are of sums of integers, on their way to bytes.
+    // Some functions quantize integer sums to bytes.
     for spec in FUNCTIONS {
         let of_types = if spec.function.is_of_integers() { &["u8i8"][..] } else { &["f32", "f64"] };
         for dtype in of_types {
@@ -647,7 +647,7 @@ fn functions_of_epilogues() {
     }
 }
 
-/// Elements of a table of 256 bytes, by each byte, in vectors of bytes and of words and in their rests.
+/// Checks lookups in a table of 256 bytes by each byte, in vectors of bytes and of words and in their tails.
 #[test]
 fn tables_of_bytes() {
     let table: Vec<f64> = (0..256).map(|at| f64::from((at * 89 + 7) % 256)).collect();
@@ -671,7 +671,7 @@ fn tables_of_bytes() {
     }
 }
 
-/// Every number of 16 bits is read as what it is, and written back; what lies between rounds to the nearest.
+/// Checks that every 16-bit float is read and written exactly, and that numbers in between round to nearest.
 #[test]
 fn halves_are_converted_exactly() {
     for (dtype, name) in dtypes().filter(|(dtype, _)| dtype.is_half()) {
@@ -688,7 +688,8 @@ fn halves_are_converted_exactly() {
             let program = tilewright_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
             let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
             let values = dtype.read(&all);
-            // The numbers, what lies in the middle of two, and a little more or less; beyond all of them too.
+            // The numbers, the midpoints between two of them, slightly more and less, and numbers beyond the
+            // largest.
             let between: Vec<f64> = (0..n as u64)
                 .map(|at| {
                     let [a, b] = [at, at + 1].map(|at| values[at.min(n as u64 - 1) as usize]);
@@ -724,7 +725,7 @@ fn casts_round_in_between() {
     check(&tilewright_ir::text::parse(text).unwrap());
 }
 
-/// A value of `i` for each lane or row, with inputs of all types.
+/// Program with a value of `i` for each lane or row, with inputs of all types.
 fn of_whole_numbers(of_y: &str, value: &str, is_vector: bool) -> tilewright_ir::Program {
     let kind = if is_vector { "vectorized" } else { "for" };
     let text = format!(
@@ -793,8 +794,8 @@ fn elements_at_computed_places() {
     check(&tilewright_ir::text::parse(rows).unwrap());
 }
 
-/// Programs for a GPU run here one block and one thread after the other, so that they can be checked without
-/// one.
+/// Checks that GPU programs run on a CPU, with blocks and threads in sequence, so that they can be tested
+/// without a GPU.
 #[test]
 fn blocks_and_threads_run_in_order() {
     let gpu = "program \"gpu\" buffer A: f32[40, 50] global input buffer B: f32[50, 48] global input
@@ -843,12 +844,12 @@ fn text_forms() {
     assert!(text(Emit::Asm).contains("tilewright_prepare:"));
 }
 
-/// The signal that ends a child process which runs the program once, if any.
+/// Signal that terminates a child process that runs the program once, if any.
 #[cfg(target_arch = "x86_64")]
 fn signal_of(p: &tilewright_ir::Program) -> Option<i32> {
     let kernel = compile(p, &host()).unwrap();
     let arguments = arguments(p);
-    // SAFETY: the child only runs the kernel on memory it holds, and leaves without cleaning up.
+    // SAFETY: the child only runs the kernel on its own memory, and exits without cleanup.
     unsafe {
         let child = libc::fork();
         if child == 0 {

@@ -1,4 +1,4 @@
-//! Elementary functions in vectorized loops, over all magnitudes, against the C library in f64.
+//! Elementary functions in vectorized loops, over all magnitudes, compared with the C library in f64.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -21,7 +21,7 @@ fn reference(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Log => x.ln(),
         UnaryOp::Log1p => x.ln_1p(),
         UnaryOp::Tanh => x.tanh(),
-        // SAFETY: a pure function of the C library, which every Rust program is linked with.
+        // SAFETY: `erf` is a pure function of the C library, to which every Rust program is linked.
         UnaryOp::Erf => unsafe { erf(x) },
         UnaryOp::Floor => x.floor(),
         UnaryOp::Ceil => x.ceil(),
@@ -32,7 +32,7 @@ fn reference(op: UnaryOp, x: f64) -> f64 {
     }
 }
 
-/// Numbers of all signs and magnitudes, those around 1 more densely, and the special ones.
+/// Numbers of both signs and all magnitudes, more densely around 1, and special values.
 fn arguments(dtype: DType) -> Vec<f64> {
     let limits = [88.0, 87.3, 103.3, 104.0, 709.7, 708.4, 744.5, 745.2, 17.3, 37.4, 9.01, 19.0, 3.9, 5.9, 1.0, 0.3466];
     let mut all = vec![0.0, f64::INFINITY, f64::NAN, f64::MIN_POSITIVE, 5e-324, f64::MAX];
@@ -50,7 +50,7 @@ fn arguments(dtype: DType) -> Vec<f64> {
     all
 }
 
-/// The distance in units in the last place of the expected value.
+/// Distance in units in the last place of the expected value.
 fn ulps(dtype: DType, got: f64, expected: f64) -> f64 {
     let (fraction_bits, least_exponent) = if dtype == DType::F32 { (23.0, -126.0) } else { (52.0, -1022.0) };
     let rounded = if dtype == DType::F32 { f64::from(expected as f32) } else { expected };
@@ -59,7 +59,7 @@ fn ulps(dtype: DType, got: f64, expected: f64) -> f64 {
         return 0.0;
     }
     let exponent = expected.abs().log2().floor().max(least_exponent);
-    // In steps, as the unit itself may be no number of the type.
+    // In two steps, as the type may not represent the unit itself.
     let half = (-exponent / 2.0f64).exp2();
     let error = (got - expected).abs() * half * half * f64::exp2(fraction_bits);
     if error.is_nan() { f64::INFINITY } else { error }
@@ -105,8 +105,8 @@ fn errors_are_a_few_units_in_the_last_place() {
     }
 }
 
-/// A softmax subtracts the largest of the products of its scale, which were rounded: so is the product that
-/// it subtracts from, or powers of large logits would be infinite.
+/// Checks the rounding of products in a softmax, which subtracts the largest of the rounded scaled logits:
+/// the minuend must be rounded as well, or exponentials of large logits would be infinite.
 #[test]
 fn powers_of_scaled_numbers_less_their_largest_are_at_most_one() {
     const SCALE: f32 = 0.1;

@@ -1,4 +1,5 @@
-//! Compiling kernels for ever must not fill the memory. Alone in its process, so that nothing else allocates.
+//! Repeated compilation must not leak memory. This test is alone in its process, so that nothing else
+//! allocates.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -21,7 +22,7 @@ fn dropped_kernels_give_memory_back() {
         compile_some(n);
         resident_pages().saturating_sub(before)
     };
-    // The code of a kernel has at least two pages, LLVM's data for it a thousand. What is never given back
-    // grows each time; the allocator keeps some megabytes more than before once in a while.
+    // The code of a kernel has at least two pages, LLVM's data for it a thousand. A leak grows each time; the
+    // allocator only occasionally keeps some more megabytes.
     assert!((0..3).any(|_| grown_by(300) < 300), "grew by 300 pages or more each time");
 }

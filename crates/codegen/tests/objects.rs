@@ -1,4 +1,4 @@
-//! Objects linked into C programs: on this machine, and for AArch64 under an emulator.
+//! Objects linked into C programs, on this machine and for AArch64 under an emulator.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -15,7 +15,7 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Index, LoopKind, Program, Scope, Stmt, Target};
 
-/// A C program that reads the arguments, calls the kernel and writes the arguments.
+/// C program that reads the arguments, calls the kernel and writes the arguments.
 fn c_main(p: &Program) -> String {
     let n_arguments = p.arguments().count();
     format!(
@@ -77,7 +77,7 @@ fn from_bytes(p: &Program, bytes: &[u8]) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// A folder of its own, removed on drop.
+/// Temporary folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -94,8 +94,8 @@ impl Drop for Folder {
     }
 }
 
-/// Calls a family's kernel, of `matmul:m=2..26/4,n=40,k=25`, at sizes that it has and at others, few rows
-/// first and last.
+/// C program that calls the kernel of the family `matmul:m=2..26/4,n=40,k=25` at valid and invalid sizes,
+/// with few rows first and last.
 const FAMILY_MAIN: &str = r#"#include <stdio.h>
 #include <stdlib.h>
 #include <math.h>
@@ -184,7 +184,7 @@ fn check_object(p: &Program, target: &Target, compiler: &str, emulator: Option<&
     compare(p, target, &from_bytes(p, &std::fs::read(&output).unwrap()), &expected);
 }
 
-/// Programs that use what differs between machines.
+/// Programs with constructs that differ between machines.
 fn programs(lanes: i64) -> Vec<Program> {
     let blocked = "conv2d:c=3,h=6,w=5,k=4,r=3,s=3,pad=1,layout=blocked,epilogue=bias+relu";
     let mut all = vec![Workload::parse(blocked).unwrap().program()];

@@ -1,5 +1,5 @@
-//! Golden files of OpenCL C: each file of `opencl/` begins with a comment that names a workload with the
-//! steps of a schedule, or a program, and goes on with the code. `BLESS=1` rewrites the code.
+//! Golden files of OpenCL C: each file of `opencl/` begins with a comment that contains a workload with the
+//! steps of a schedule, or a program, followed by the code. `BLESS=1` rewrites the code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/opencl")
 }
 
-/// The scheduled program of a case.
+/// Scheduled program of a case.
 fn scheduled(head: &str) -> Program {
     if head.trim_start().starts_with("program") {
         return text::parse(head).unwrap();

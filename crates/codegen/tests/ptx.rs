@@ -1,4 +1,4 @@
-//! Code for NVIDIA's GPUs: what LLVM writes is run by an emulator, assembled, and looked at.
+//! Code for NVIDIA GPUs: LLVM's PTX is run in an emulator, assembled, and analyzed.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -16,7 +16,7 @@ use tilewright_codegen::{CompileError, Emit, compile_gpu, emit_gpu};
 use tilewright_ir::target::{Arch, GENERIC, GpuApi};
 use tilewright_ir::{GpuProgram, Target};
 
-/// The names of all of NVIDIA's GPUs that have one.
+/// Names of all NVIDIA GPUs.
 fn gpus() -> impl Iterator<Item = &'static str> {
     GENERIC.iter().filter(|generic| generic.arch == Arch::Gpu(GpuApi::Cuda)).map(|generic| generic.name)
 }
@@ -72,19 +72,19 @@ fn code_assembles_as_expected() {
         let made = assemble(&ptxas, text.as_bytes(), name, &folder.join(format!("{name}.cubin")));
         let made = made.unwrap_or_else(|why| panic!("{why}\n{text}"))["product"];
         println!("{name}: {made:?}");
-        // The schedule says what is repeated, and the assembler leaves it at that.
+        // The schedule determines unrolling, so the assembler must not unroll further.
         assert!(text.contains(".pragma \"nounroll\""), "{name}:\n{text}");
         assert_eq!(made.shared_bytes, program.body[0].shared_bytes(&program), "{name}");
         assert!(made.registers <= 128 && made.spilled_bytes == 0 && made.local_bytes == 0, "{name}: {made:?}");
     }
 }
 
-/// Nine of ten instructions of the loop do what it is for.
+/// Checks that nine of ten instructions of the loop are useful ones.
 #[test]
 fn loops_multiply_and_add() {
     let (Some(ptxas), Some(nvdisasm)) = (tool("ptxas"), tool("nvdisasm")) else { return };
     let folder = folder("loops");
-    // The disassembler knows no older ones.
+    // The disassembler does not support older GPUs.
     for name in ["sm_80", "sm_90a"] {
         let text = ptx(&LARGE.program(), &Target::named(name).unwrap());
         let cubin = folder.join(format!("{name}.cubin"));
@@ -108,7 +108,7 @@ fn what_is_no_gpu_is_refused() {
     assert!(String::from_utf8(text).unwrap().contains("Barrier"));
 }
 
-/// A folder of a test's own.
+/// Separate folder for a test.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Code that is made quickly: what there has to be.
+//! Code of the fast back end.
 
 mod common;
 
@@ -8,7 +8,7 @@ use tilewright_codegen::{CompileError, CompiledKernel, Compiler, Interface, Runt
 use tilewright_ir::expr::{BinaryOp, UnaryOp};
 use tilewright_ir::{DType, Expr, Program, Target};
 
-/// The targets of this machine that have quick code.
+/// Targets of this machine that the fast back end supports.
 fn served() -> Vec<Target> {
     let served: Vec<Target> =
         targets().into_iter().filter(|t| t.has_fma && (t.vector_bits == 256 || t.n_vector_registers == 32)).collect();
@@ -56,7 +56,7 @@ fn elementary_functions_have_quick_code() {
             tilewright_ir::interp::run(&p, &mut expected).unwrap();
             let kernel = compile_quickly(&p, &target);
             compare(&p, &target, &run(&p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
-            // Written down and loaded, as another process does: calls of the C library have their addresses.
+            // Serialized and loaded as by another process, with the addresses of C library functions.
             let compiler = Compiler::new(target.clone());
             let written = compiler.quick_object(&p).unwrap();
             let (loaded, interface) = compiler.load_quick(&p, &written).unwrap();
@@ -69,7 +69,7 @@ fn elementary_functions_have_quick_code() {
     }
 }
 
-/// Powers call a function of two numbers, lane by lane.
+/// Checks powers, which call a function of two arguments, lane by lane.
 #[test]
 fn powers_have_quick_code() {
     for (dtype, lanes) in [(DType::F32, 1), (DType::F32, 8), (DType::F64, 4)] {
@@ -80,14 +80,14 @@ fn powers_have_quick_code() {
         let at = times(lanes, i).add(&ix(l));
         let at = std::slice::from_ref(&at);
         let power = |x: Expr, y: Expr| bin(BinaryOp::Pow, un(UnaryOp::Abs, x), y);
-        // Either number comes first once: they may be in each other's registers.
+        // Each operand comes first once, as the arguments may have to exchange registers.
         let both = bin(BinaryOp::Sub, power(load(a, at), load(b, at)), power(load(b, at), load(a, at)));
         p.body = vec![for_(i, 64 / lanes, vec![vector(l, lanes, vec![store(c, at, both)])])];
         check(&p);
     }
 }
 
-/// Quotients of vectors of integers have no instruction.
+/// Checks quotients of integer vectors, for which there is no instruction.
 #[test]
 fn what_has_no_vectors_is_computed_lane_by_lane() {
     for dtype in [DType::I32, DType::I64, DType::U8] {

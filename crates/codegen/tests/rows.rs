@@ -1,4 +1,4 @@
-//! Vectors of a fused loop over the pixels of an image, which go from one row into the next.
+//! Vectors of a fused loop over the pixels of an image, which extend from one row into the next.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -8,7 +8,7 @@ use tilewright_codegen::{Emit, emit};
 use tilewright_ir::expr::{Cond, Expr};
 use tilewright_ir::{DType, Index, Program, Target};
 
-/// A 3×3 stencil over `[images, height, width]`, of every `stride`-th pixel, the loops over all pixels fused.
+/// 3×3 stencil over `[images, height, width]`, of every `stride`-th pixel, with fused loops over all pixels.
 ///
 /// Reads of `pad` pixels around the image are guarded; without padding the image is larger by two instead.
 fn stencil(images: i64, height: i64, width: i64, stride: i64, pad: i64, lanes: i64) -> Program {
@@ -56,7 +56,7 @@ fn vectors_across_the_ends_of_rows() {
 
 #[test]
 fn a_break_costs_no_division_a_lane() {
-    // 16 lanes of 28 pixels to a row: at most one break, wherever the vector starts.
+    // 16 lanes in rows of 28 pixels have at most one break, wherever the vector starts.
     let asm = |target: &str| {
         let p = stencil(1, 8, 28, 1, 0, 16);
         String::from_utf8(emit(&p, &Target::named(target).unwrap(), Emit::Asm).unwrap()).unwrap()

@@ -1,4 +1,4 @@
-//! Register tiles of direct convolutions: what the innermost loop is made of.
+//! Register tiles of direct convolutions: instructions of the innermost loop.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -14,13 +14,13 @@ struct Tile {
     vectors: i64,
     lanes: i64,
     stride: i64,
-    /// Rows above and below the image are skipped by a condition around the updates.
+    /// Whether a condition around the updates skips rows above and below the image.
     skip_rows: bool,
 }
 
 const CHANNELS: i64 = 5;
 
-/// A row of `pixels` of a 3×3 convolution, all output channels of a tile in registers, kernel columns
+/// Row of `pixels` of a 3×3 convolution, with all output channels of a tile in registers and kernel columns
 /// unrolled.
 fn convolution(t: Tile) -> Program {
     let Tile { pixels, vectors, lanes, stride, skip_rows } = t;

@@ -1,4 +1,4 @@
-//! Strided loads: groups of neighbours, lone ones, from memory and from registers.
+//! Strided loads, in groups and single, from memory and from registers.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -16,14 +16,14 @@ enum From {
     Register,
 }
 
-/// `Y[o, j, lane] = T[lane·pitch + first + j]` for `n` columns `j`, as neighbouring stores of one vectorized
+/// `Y[o, j, lane] = T[lane·pitch + first + j]` for `n` columns `j`, as adjacent stores in one vectorized
 /// loop.
 fn transpose(dtype: DType, from: From, n: i64, pitch: i64, first: i64, lanes: i64) -> Program {
     let mut p = program(&format!("transpose {dtype:?} {from:?} {n} of {pitch} from {first}, {lanes} lanes"));
     let x = input(&mut p, "X", dtype, &[2, lanes, pitch]);
     let y = output(&mut p, "Y", dtype, &[2, n, lanes]);
     let [o, row, c, l] = ["o", "row", "c", "l"].map(|name| p.add_loop(name));
-    // From the last column to the first: which statement comes first does not matter.
+    // From the last column to the first, as the order of statements must not matter.
     let stores = |load: &dyn Fn(i64) -> Expr| -> Vec<Stmt> {
         (0..n).rev().map(|j| store(y, &[ix(o), ix(j), ix(l)], load(first + j))).collect()
     };
@@ -53,7 +53,7 @@ fn groups_of_strided_loads() {
                     check(&transpose(dtype, from, n, n, 0, lanes));
                 }
             }
-            // Columns of a wider tile, the last one included.
+            // Columns of a wider tile, including the last one.
             for (n, pitch, first) in [(8, 32, 24), (16, 64, 16), (5, 16, 11), (12, 24, 3), (1, 16, 15)] {
                 check(&transpose(dtype, from, n, pitch, first, 16));
                 check(&transpose(dtype, from, n, pitch, first, 6));
@@ -89,7 +89,7 @@ fn writes_between_strided_loads_are_seen() {
     check(&p);
 }
 
-/// Lines of the assembly whose instruction starts with one of some names.
+/// Number of lines of the assembly whose instruction starts with one of the names.
 fn count(p: &Program, target: &str, names: &[&str]) -> usize {
     let target = Target::named(target).unwrap();
     let asm = String::from_utf8(emit(p, &target, Emit::Asm).unwrap()).unwrap();

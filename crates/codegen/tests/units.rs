@@ -1,4 +1,4 @@
-//! Programs compiled one after the other share code, and compute the same as each on its own.
+//! Programs compiled in sequence share code and compute the same results as separately compiled ones.
 #![cfg(feature = "llvm")]
 
 mod common;
@@ -8,7 +8,7 @@ use common::{arguments, host, run};
 use tilewright_codegen::{CompiledKernel, Compiler, Runtime, compile};
 use tilewright_ir::Program;
 
-/// Products that have loops in common: of one size, with other blocks, layouts and tiles.
+/// Products with common loops: the same size with different blocks, layouts and tiles.
 fn programs() -> Vec<Program> {
     let mut all = Vec::new();
     for a in [ALayout::Panels, ALayout::Rows, ALayout::Plain] {
@@ -38,7 +38,7 @@ fn shared_code_computes_the_same() {
         for (n, kernel) in n_bytes.iter_mut().zip([&mut shared, &mut alone]) {
             *n += kernel.take_object().map_or(0, |object| object.len());
         }
-        // All of it is there now.
+        // All code is available now.
         assert!(compiler.compile(&p).unwrap().take_object().is_none());
     }
     assert!(n_bytes[0] < n_bytes[1], "bytes of code shared and alone: {n_bytes:?}");
@@ -88,7 +88,7 @@ fn what_cannot_be_added_is_an_error() {
     let mut ours = Compiler::new(host());
     assert!(ours.add(b"no object").is_err());
     assert!(ours.add(&objects[0][..100]).is_err());
-    // From the last to the first: some refer to code of others that is not there yet.
+    // From the last to the first, so that some refer to code of others not added yet.
     let n_refused = objects.iter().rev().filter(|object| ours.add(object).is_err()).count();
     assert!((1..objects.len()).contains(&n_refused), "{n_refused} of {}", objects.len());
     for p in programs() {

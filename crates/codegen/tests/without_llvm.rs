@@ -1,4 +1,4 @@
-//! Builds without LLVM: what they do, and the errors for what they cannot.
+//! Builds without LLVM: their supported functions, and the errors of the others.
 #![cfg(not(feature = "llvm"))]
 
 mod common;

@@ -1,7 +1,6 @@
-//! Speed of the interpreter, the reference, the verifier and the lowering. Numbers to look at; none is
-//! asserted.
+//! Benchmarks of the interpreter, the reference, the verifier and the lowering, without assertions.
 //!
-//! `cargo bench -p tilewright-ir [-- NAME]` measures all that it names, or those whose names contain NAME.
+//! `cargo bench -p tilewright-ir [-- NAME]` measures all benchmarks, or those whose names contain NAME.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -28,7 +27,7 @@ fn main() {
     }
 }
 
-/// Seconds of the fastest of some runs.
+/// Time of the fastest of `n_runs` runs, in seconds.
 fn least<R>(n_runs: usize, run: impl Fn() -> R) -> f64 {
     let seconds = |_| {
         let start = Instant::now();
@@ -83,7 +82,7 @@ fn reference() {
     }
 }
 
-/// A large unrolled tile.
+/// Measures the verifier on a large unrolled tile.
 fn verifier() {
     let body = (0..200).map(|i| {
         let at = format!("C[12*a + {}, 16*b + {} + c]", i % 12, (i / 12) * 16 % 48);
@@ -97,7 +96,7 @@ fn verifier() {
     println!("  {:.1} ms for 200 statements of an unrolled tile", least(20, || check(&program)) * 1e3);
 }
 
-/// A tile of 6 × 48 of a product.
+/// Measures the lowering of a 6 × 48 tile of a product.
 fn lowering() {
     let steps = "split i 6 -> io ii
         split j 48 -> jo ji

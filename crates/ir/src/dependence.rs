@@ -10,15 +10,15 @@ pub struct DataRace<'a> {
     pub buffer: BufferId,
     /// Subscripts of the access that writes.
     pub write: &'a [Index],
-    /// Subscripts of the other access, which reads or writes; equal to `write` where an access conflicts with
+    /// Subscripts of the other access, a read or a write; equal to `write` if an access conflicts with
     /// itself.
     pub other: &'a [Index],
 }
 
-/// Finds accesses that keep the iterations of a loop from running in parallel, whatever kind the loop is now;
-/// `None` where no two iterations conflict.
+/// Finds accesses that keep the iterations of a loop from running in parallel, regardless of the loop's
+/// current kind; `None` if no two iterations conflict.
 ///
-/// `outer` holds the loops around it, outermost first. All buffers written inside are considered, except
+/// `outer` holds the enclosing loops, outermost first. All buffers written inside are considered, except
 /// temporaries allocated inside. The analysis is conservative: a reported race need not be real, see
 /// [`are_disjoint`].
 pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<DataRace<'a>> {
@@ -34,14 +34,14 @@ pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<DataRace<'a>> {
             && !are_disjoint(Subscripts::new(a.index, &a.ranges), Subscripts::new(b.index, &b.ranges), l.var)
     };
     shared.accesses.iter().enumerate().filter(|(_, a)| a.writes).find_map(|(i, a)| {
-        // A pair of writes is tried once.
+        // Each pair of writes is checked once.
         let mut others = shared.accesses.iter().enumerate().filter(|(j, b)| !b.writes || *j >= i);
         let (_, b) = others.find(|(_, b)| meets(a, b))?;
         Some(DataRace { buffer: a.buffer, write: a.index, other: b.index })
     })
 }
 
-/// An access to a buffer that lives beyond one iteration.
+/// Access to a buffer that outlives one iteration.
 struct Access<'a> {
     buffer: BufferId,
     index: &'a [Index],
@@ -49,7 +49,7 @@ struct Access<'a> {
     writes: bool,
 }
 
-/// Gathers the accesses inside a loop to buffers that it writes and that live beyond one iteration.
+/// Gathers the accesses inside a loop to buffers that the loop writes and that outlive one iteration.
 struct AccessGatherer<'a> {
     accesses: Vec<Access<'a>>,
     /// Temporaries allocated inside the loop.
@@ -84,10 +84,10 @@ impl<'a> AccessGatherer<'a> {
     }
 }
 
-/// Calls `visit` for the elements that a statement itself writes (`true`) and reads, with their lifetime
-/// kept.
+/// Calls `visit` for the elements that a statement itself writes (`true`) and reads (`false`), keeping the
+/// lifetime of their subscripts.
 ///
-/// An update reads what it writes; it is visited as a write only.
+/// An update reads the element that it writes, but is visited as a write only.
 fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
     stmt.own_nodes().for_each(|node| node.for_each_load(&mut |buffer, index| visit(buffer, index, false)));
     if let Some((buffer, index)) = stmt.own_write() {
@@ -95,7 +95,7 @@ fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Inde
     }
 }
 
-/// Whether different iterations of the loop over `var` write disjoint elements with this access; false where
+/// Whether different iterations of the loop over `var` write disjoint elements with this access; false if
 /// that cannot be proven.
 ///
 /// `ranges` holds all loops around the access, outermost first: those before `var` have the same values in
@@ -119,27 +119,27 @@ impl<'a> Subscripts<'a> {
     }
 }
 
-/// Whether two accesses to one buffer are disjoint in different iterations of `var`; false where that cannot
-/// be proven.
+/// Whether two accesses to one buffer are disjoint in different iterations of `var`; false if that cannot be
+/// proven.
 ///
-/// Assume a conflict, so that each subscript of `a` equals that of `b`. In an equation `c·T + rest = c·T′ +
-/// rest′` whose rests differ by less than `|c|`, `T = T′`. Terms of loops outside `var` are equal from the
-/// start; terms found equal are cancelled in the other equations; and an index is equal where its quotient
-/// and remainder by the same divisor are, which undoes the fusion of loops. Where `var` itself is found
-/// equal, the accesses conflict within one iteration only.
+/// Assume a conflict, so that each subscript of `a` equals that of `b`. In an equation
+/// `c·T + rest = c·T′ + rest′` where the rests differ by less than `|c|`, `T = T′` follows. Loop variables
+/// outside `var` are equal from the start; terms found equal cancel in the other equations; and two indices
+/// are equal if their quotients and remainders by the same divisor are, which undoes the fusion of loops. If
+/// `var` itself is found equal, the accesses conflict within one iteration only.
 pub fn are_disjoint(a: Subscripts, b: Subscripts, var: LoopId) -> bool {
     if are_unequal(a, b, var) {
         return true;
     }
-    // The digits of a number may have lost what is common to them: `floor((8 x + y) / 32)` is `floor(x / 4)`
-    // beside `x mod 4`, where y is below 8.
+    // Quotients and remainders of one number may have been simplified separately: `floor((8 x + y) / 32)` is
+    // `floor(x / 4)` beside `x mod 4` if y is below 8.
     let [left, right] = [a, b].map(|of| of.index.iter().map(|i| reduced(i, of.ranges)).collect::<Vec<_>>());
     (left != a.index || right != b.index)
         && are_unequal(Subscripts::new(&left, a.ranges), Subscripts::new(&right, b.ranges), var)
 }
 
-/// Returns the index without terms of divisions and remainders that are too small to matter: of
-/// `(16·t + l) // 128`, with l below 16, `t // 8`.
+/// Drops the terms of divisions and remainders that are too small to affect the result: `(16·t + l) // 128`
+/// with l below 16 becomes `t // 8`.
 pub fn reduced(index: &Index, ranges: &Ranges) -> Index {
     let is_plain = |i: &Index| i.terms().iter().all(|(atom, _)| matches!(atom, Atom::Var(_)));
     if is_plain(index) {
@@ -206,7 +206,7 @@ impl Equal {
         all
     }
 
-    /// Whether it knows an index, as it is or [reduced], by all of its atoms.
+    /// Whether all atoms of an index, as given or [reduced], are known to be equal.
     fn has_all(&self, (index, left): (&Index, &Ranges), right: &Ranges) -> bool {
         let all = |index: &Index| index.terms().iter().all(|(atom, _)| self.has(atom));
         all(index) || {
@@ -215,7 +215,7 @@ impl Equal {
         }
     }
 
-    /// Finds atoms that are equal because two indices are.
+    /// Derives equal atoms from the equality of two indices.
     fn learn(&mut self, a: (&Index, &Ranges), b: (&Index, &Ranges)) {
         let (mut left, mut right) = (a.0.clone(), b.0.clone());
         for (atom, c) in a.0.terms() {
@@ -235,7 +235,7 @@ impl Equal {
         }
     }
 
-    /// An atom of both whose coefficient exceeds what the rests can differ by.
+    /// Atom of both indices whose coefficient exceeds the largest possible difference of the remaining terms.
     fn dominant(&self, a: (&Index, &Ranges), b: (&Index, &Ranges)) -> Option<Atom> {
         a.0.terms().iter().filter(|(atom, c)| has_term(b.0, atom, *c)).find_map(|(atom, c)| {
             let term = Index::atom(atom.clone()).scale(*c);

@@ -1,4 +1,4 @@
-//! Dot products of four 8-bit integers, or of two bf16 numbers or 16-bit integers, as CPUs add them to 32-bit
+//! Dot products of four 8-bit integers, or of two bf16 numbers or 16-bit integers, which CPUs add to 32-bit
 //! sums in one or two instructions.
 //!
 //! A schedule divides the sum by four, puts the loop over the four around the loops of a tile, and marks it:
@@ -11,16 +11,16 @@
 //! }
 //! ```
 //!
-//! A program says what a plain loop computes and no more: sums are modulo 2^32 in any order. Of each factor
-//! the four are neighbours in memory, which is fastest, or lie at one distance from each other, as the rows
-//! do that a depthwise convolution sums over. The loop may have fewer iterations where the sum is no
-//! multiple. A factor may be an element where a condition on indices holds and zero elsewhere, as padding is:
-//! lowering skips what adds nothing.
+//! The marked loop means the same as a plain loop: sums are modulo 2^32 in any order. The four elements of
+//! each factor are adjacent in memory, which is fastest, or have a constant stride, as the rows that a
+//! depthwise convolution sums over. The loop may have fewer iterations if the length of the sum is not a
+//! multiple of four. A factor may be an element under a condition on indices and zero otherwise, as for
+//! padding: lowering skips products that add nothing.
 //!
-//! A loop marked `dot2` goes over two bf16 numbers likewise and adds to f32 sums, as `vdpbf16ps` does: the
-//! second product first, each of the two additions rounded once, to the nearest. Factors and sums below the
-//! normal numbers count as zeros, so a copy in bf16 that only such loops read may hold zeros for f32 numbers
-//! below the normal ones. It may go over two 16-bit integers as well, and adds to sums modulo 2^32.
+//! A loop marked `dot2` has two iterations and adds products of bf16 numbers to f32 sums as `vdpbf16ps` does:
+//! the second product first, each of the two additions rounded once, to nearest. Subnormal factors and sums
+//! count as zeros, so a bf16 copy that only such loops read may hold zeros for subnormal f32 numbers. A
+//! `dot2` loop may also multiply 16-bit integers and then adds to sums modulo 2^32.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
@@ -30,7 +30,7 @@ use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, TensorProd
 /// Products that an instruction for 8-bit integers sums into each 32-bit accumulator.
 pub const STEPS: i64 = 4;
 
-/// Kind of dot products, and what may stand in their loop.
+/// Kind of dot products, with the statements allowed in their loop.
 #[derive(Clone, Copy)]
 struct DotKind {
     steps: i64,
@@ -68,7 +68,7 @@ const SHORT_PAIRS: DotKind = DotKind {
     apart: PAIRS.apart,
 };
 
-/// Whether the first update in these statements, in their order, accumulates integers.
+/// Whether the first update in these statements accumulates integers.
 pub fn adds_to_integers(program: &Program, stmts: &[Stmt]) -> bool {
     fn first(program: &Program, stmts: &[Stmt]) -> Option<DType> {
         stmts.iter().find_map(|stmt| match stmt {
@@ -81,13 +81,13 @@ pub fn adds_to_integers(program: &Program, stmts: &[Stmt]) -> bool {
     first(program, stmts).is_some_and(|dtype| !dtype.is_float())
 }
 
-/// Whether dot products multiply integers of a type.
+/// Whether dot products can multiply integers of a type.
 pub fn is_factor(dtype: DType) -> bool {
     FOURS.factors.contains(&dtype)
 }
 
-/// Operand of a dot product: a loaded element and, for 4-bit weights, the index of the nibble that is taken
-/// from it.
+/// Operand of a dot product: a loaded element and, for 4-bit weights, the index of the nibble extracted from
+/// it.
 pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
     match value {
         Expr::Load(buffer, index) => Some((*buffer, index, None)),
@@ -99,10 +99,10 @@ pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
     }
 }
 
-/// Checks that a loop is a dot product which instructions of kind `how` compute.
+/// Checks that a loop is a dot product that instructions of kind `how` can compute.
 ///
 /// # Errors
-/// The reason why the loop is no such product.
+/// The reason why the loop is not such a product.
 pub fn check(program: &Program, l: &Loop, how: TensorProduct, ranges: &mut Ranges) -> Result<(), &'static str> {
     let kind = match how {
         TensorProduct::Dot2 if adds_to_integers(program, &l.body) => SHORT_PAIRS,
@@ -115,15 +115,16 @@ pub fn check(program: &Program, l: &Loop, how: TensorProduct, ranges: &mut Range
     ranges.inside(l.var, &l.extent, |ranges| block(program, &l.body, kind, &mut vec![l.var], ranges))
 }
 
-/// A factor without the conditions on indices under which it is no zero, which none of some loops may decide.
+/// Strips the conditions on indices outside of which a factor is zero; `None` if such a condition uses a
+/// variable of `fixed`.
 fn unpadded<'a>(value: &'a Expr, fixed: &[LoopId]) -> Option<&'a Expr> {
     let Expr::Select(cond, x, zero) = value else { return Some(value) };
     let is_fixed = cond.is_on_indices() && !fixed.iter().any(|var| cond.uses(*var));
     if is_fixed && **zero == Expr::Const(0.0) { unpadded(x, fixed) } else { None }
 }
 
-/// Checks statements; conditions on factors may use no variable of `fixed`: that of the steps, then those of
-/// lanes.
+/// Checks statements; conditions on factors must not use a variable of `fixed`: that of the steps, then those
+/// of the lanes.
 fn block(
     program: &Program,
     stmts: &[Stmt],
@@ -167,7 +168,7 @@ fn block(
     Ok(())
 }
 
-/// Checks that the steps of a factor lie at one distance from each other.
+/// Checks that the steps of a factor have a constant stride in memory.
 fn require_distance(
     program: &Program,
     factor: BufferId,

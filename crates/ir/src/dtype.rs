@@ -1,9 +1,10 @@
-//! Element types: one table, from which sizes, names, rounding, random inputs and tolerances follow.
+//! Element types, in one table that defines their sizes, names, rounding, random inputs and tolerances.
 
 /// Element type of a buffer, and type of the arithmetic of an expression.
 ///
-/// Interpreters and the trusted reference hold every element in an `f64`: its number, or its bits where an
-/// f64 cannot represent all values of the type, see [`DType::held`]. An element is aligned to its size.
+/// Interpreters and the trusted reference hold every element in an `f64`: its numeric value, or its bit
+/// pattern if an f64 cannot represent all values of the type, see [`DType::held`]. An element is aligned to
+/// its size.
 ///
 /// Integer arithmetic wraps around: sums, differences and products are modulo two to the number of bits.
 /// Division truncates towards zero; division by zero yields zero. Conversions between integer types keep the
@@ -21,8 +22,8 @@ pub enum DType {
     Bf16,
     /// Signed, 8 bits.
     I8,
-    /// A byte from −64 to 64, as weights of 7 bits are: the sum of two of its products with unsigned bytes
-    /// fits 16 bits.
+    /// Signed byte from −64 to 64, for 7-bit weights: the sum of two products with unsigned bytes fits 16
+    /// bits.
     I7,
     /// Unsigned, 8 bits.
     U8,
@@ -50,13 +51,13 @@ struct DTypeRow {
     /// Element type in which expressions stored to buffers of this type are computed; the store rounds the
     /// result.
     arithmetic: DType,
-    /// Half the distance of 1 to the next value; zero where all values are integers.
+    /// Half the distance from 1 to the next value; zero for integer types.
     unit: f64,
     /// See [`DType::round`].
     round: fn(f64) -> f64,
-    /// The bits of a value of the type, in the lower bytes.
+    /// Encodes a value as the bits of the type, in the lower bytes.
     encode: fn(f64) -> u64,
-    /// The value of such bits.
+    /// Decodes such bits.
     decode: fn(u64) -> f64,
     /// See [`DType::random`].
     random: fn(u64) -> f64,
@@ -104,7 +105,7 @@ const INTEGER: DTypeRow = DTypeRow {
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: true },
 };
 
-/// Row that unsigned types of more than a byte share.
+/// Row shared by unsigned types wider than a byte.
 const NATURAL: DTypeRow = DTypeRow {
     random: |bits| random_whole(bits, 16).abs(),
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: false },
@@ -248,22 +249,22 @@ const ROWS: [DTypeRow; 14] = [
     },
 ];
 
-/// A magnitude in `[0.5, 1.5)` of so many bits after the point and either sign, so that no product vanishes
-/// and sums stay small.
+/// Returns a number of random sign with a magnitude in `[0.5, 1.5)` of `n_bits` fractional bits, so that no
+/// product vanishes and sums stay small.
 fn random_float(bits: u64, n_bits: u32) -> f64 {
     let magnitude = 0.5 + (bits >> (64 - n_bits)) as f64 / (1u64 << n_bits) as f64;
     if bits & 1 == 0 { magnitude } else { -magnitude }
 }
 
-/// A magnitude from 1 to `most` and either sign.
+/// Returns an integer of random sign with a magnitude from 1 to `most`.
 fn random_whole(bits: u64, most: u64) -> f64 {
     let magnitude = (1 + (bits >> 1) % most) as f64;
     if bits & 1 == 0 { magnitude } else { -magnitude }
 }
 
-/// The nearest number of so many significant bits, ties to even; beyond the largest, infinity.
+/// Rounds to the nearest number of `n_bits` significant bits, ties to even; to infinity beyond `most`.
 ///
-/// `least_exponent` is that of the smallest normal number.
+/// `least_exponent` is the exponent of the smallest normal number.
 fn round_float(x: f64, n_bits: i32, least_exponent: i32, most: f64) -> f64 {
     if !x.is_finite() {
         return x;
@@ -274,20 +275,20 @@ fn round_float(x: f64, n_bits: i32, least_exponent: i32, most: f64) -> f64 {
     if rounded.abs() > most { f64::INFINITY.copysign(x) } else { rounded }
 }
 
-/// The bits of a binary16.
+/// Encodes a number as binary16.
 fn bits_of_f16(x: f64) -> u64 {
     let sign = u64::from(x.is_sign_negative()) << 15;
     let (magnitude, raw) = (x.abs(), x.abs().to_bits());
     sign | match magnitude {
         x if x.is_nan() => 0x7e00,
         x if x == f64::INFINITY => 0x7c00,
-        // Below the smallest normal number, multiples of the smallest of all.
+        // Subnormal numbers are multiples of the smallest positive one.
         x if x < 2f64.powi(-14) => (x / 2f64.powi(-24)) as u64,
         _ => ((raw >> 52) - (1023 - 15)) << 10 | raw >> 42 & 0x3ff,
     }
 }
 
-/// The value of such bits.
+/// Decodes such bits.
 fn value_of_f16(bits: u64) -> f64 {
     let (exponent, fraction) = (bits >> 10 & 0x1f, (bits & 0x3ff) as f64);
     let magnitude = match exponent {
@@ -325,7 +326,7 @@ impl DType {
         self.row().bytes
     }
 
-    /// Whether values are floating-point numbers; else all are whole.
+    /// Whether values are floating-point numbers rather than integers.
     pub fn is_float(self) -> bool {
         self.unit() > 0.0
     }
@@ -335,8 +336,8 @@ impl DType {
         self.is_float() && self.arithmetic() != self
     }
 
-    /// Type in which expressions for buffers of this type are computed: itself, or for a storage-only type,
-    /// such as f16 or i8, a wider one. A store rounds to the type.
+    /// Type in which expressions for buffers of this type are computed: the type itself, or a wider one for a
+    /// storage-only type such as f16 or i8. A store rounds to the type.
     pub fn arithmetic(self) -> DType {
         self.row().arithmetic
     }
@@ -346,8 +347,8 @@ impl DType {
         self.row().unit
     }
 
-    /// Rounds a number to the type: floats to nearest, integers towards zero with saturation and NaN to zero,
-    /// `bool` to whether it is nonzero.
+    /// Rounds a number to the type: to nearest for floats, towards zero with saturation and NaN to zero for
+    /// integers; for `bool`, to 1 if it is nonzero.
     pub fn round(self, x: f64) -> f64 {
         (self.row().round)(x)
     }
@@ -362,8 +363,8 @@ impl DType {
         matches!(self, DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool)
     }
 
-    /// Wraps an integer to the type by its low bits; for `bool`, whether it is nonzero; for `i7`, the nearest
-    /// value to what they are as `i8`.
+    /// Wraps an integer to the low bits of the type; for `bool`, returns 1 if it is nonzero; for `i7`, wraps
+    /// to `i8` and clamps the result.
     pub fn wrap(self, x: i128) -> i128 {
         match self {
             DType::Bool => return i128::from(x != 0),
@@ -380,7 +381,7 @@ impl DType {
     }
 
     /// Converts a number to the held form of an element: rounded to the type, or for a [wide](DType::is_wide)
-    /// type as its bits.
+    /// type its bit pattern.
     pub fn held(self, x: f64) -> f64 {
         let DTypeRow { round, encode, .. } = self.row();
         if self.is_wide() { f64::from_bits(encode(x)) } else { round(x) }
@@ -409,7 +410,7 @@ impl DType {
     /// Encodes values in little-endian bytes, each rounded to the type.
     ///
     /// # Panics
-    /// If there is another number of bytes than the values take.
+    /// If `bytes` does not have exactly the size of the encoded values.
     pub fn write(self, values: &[f64], bytes: &mut [u8]) {
         let DTypeRow { bytes: n, encode, round, .. } = self.row();
         assert_eq!(bytes.len(), values.len() * *n as usize, "every value has its bytes");
@@ -461,7 +462,7 @@ mod tests {
         }
     }
 
-    /// Random inputs are values of the type, as large as the row says, and none is zero but for `bool`.
+    /// Random inputs are values of the type with the statistics of its row, and only `bool` has zeros.
     #[test]
     fn random_inputs_are_what_their_row_says() {
         for (dtype, name) in DType::ALL {

@@ -1,4 +1,4 @@
-//! Value expressions: what one element of a tensor is computed from.
+//! Value expressions, which compute the elements of tensors.
 
 use crate::dtype::DType;
 use crate::ids::{BufferId, LoopId};
@@ -6,11 +6,11 @@ use crate::index::Index;
 
 /// Scalar expression.
 ///
-/// It is computed in the [arithmetic](DType::arithmetic) of its context: of the buffer that is stored to, or
-/// of an enclosing cast. Loaded elements are converted to that type.
+/// An expression is computed in the [arithmetic](DType::arithmetic) of its context, which is the destination
+/// buffer of the store or an enclosing cast. Loaded elements are converted to that type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
-    /// A literal.
+    /// Literal.
     Const(f64),
     /// Load of an element of a buffer.
     Load(BufferId, Vec<Index>),
@@ -22,7 +22,7 @@ pub enum Expr {
     Unary(UnaryOp, Box<Expr>),
     /// Binary function.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
-    /// Conditional value: the first if the condition holds, else the second; only the chosen one is
+    /// Conditional value: the first operand if the condition holds, else the second; only the chosen one is
     /// evaluated.
     Select(Box<Cond>, Box<Expr>, Box<Expr>),
     /// Cast: a value computed in the arithmetic of a type and rounded to that type, see [`DType::round`],
@@ -132,13 +132,13 @@ pub enum BinaryOp {
     Mul,
     /// a / b
     Div,
-    /// Minimum; NaN where one is NaN. Of zeros of both signs, either one.
+    /// Minimum; NaN if either operand is NaN. For zeros of opposite signs, either zero.
     Min,
-    /// Maximum; NaN where one is NaN. Of zeros of both signs, either one.
+    /// Maximum; NaN if either operand is NaN. For zeros of opposite signs, either zero.
     Max,
-    /// a to the power of b as C's `pow`: for negative a only integer exponents have a number as result.
+    /// a to the power of b, as C's `pow`: for negative a, the result is NaN unless b is an integer.
     Pow,
-    /// Nibble of the unsigned integer a: the low one where b is 0, the high one where it is 1.
+    /// Nibble of the unsigned integer a: the low one if b is 0, the high one if b is 1.
     Nibble,
 }
 
@@ -155,20 +155,20 @@ impl BinaryOp {
         (BinaryOp::Nibble, "nibble"),
     ];
 
-    /// Whether the text format writes it as an infix operator, rather than as a function call.
+    /// Whether the text format writes the function as an infix operator rather than as a call.
     pub fn is_sign(self) -> bool {
         matches!(self, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div)
     }
 }
 
-/// Operation by which a reduction combines its old value with a new one.
+/// Operation with which a reduction combines its old value with a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// Sum; identity 0.
     Sum,
-    /// Maximum, NaN where an element is NaN; identity −∞.
+    /// Maximum, NaN if any element is NaN; identity −∞.
     Max,
-    /// Minimum, NaN where an element is NaN; identity +∞.
+    /// Minimum, NaN if any element is NaN; identity +∞.
     Min,
     /// Product; identity 1.
     Product,
@@ -209,8 +209,8 @@ pub enum Cond {
     Lt(Index, Index),
     /// `a == b`
     Eq(Index, Index),
-    /// `a < b` on values; false where one is NaN. Both are computed in the [widest](Expr::arithmetic)
-    /// arithmetic of their parts, whatever the context.
+    /// `a < b` on values; false if either is NaN. Both are computed in the [widest](Expr::arithmetic)
+    /// arithmetic of their parts, regardless of the context.
     Less(Box<Expr>, Box<Expr>),
     /// Both hold.
     And(Box<Cond>, Box<Cond>),
@@ -290,7 +290,7 @@ impl Cond {
         TreePart::Cond(self).uses(var)
     }
 
-    /// Rebuilds the condition with those loads replaced for which `f` returns a value.
+    /// Rebuilds the condition, replacing each load for which `f` returns a value.
     pub fn map_loads(&self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Cond {
         MapLoads(f).cond(self)
     }
@@ -306,7 +306,7 @@ pub enum TreePart<'a> {
 }
 
 impl<'a> TreePart<'a> {
-    /// The nodes directly below, in the order of their evaluation.
+    /// Direct children, in evaluation order.
     pub fn children(self) -> impl Iterator<Item = TreePart<'a>> {
         let (expr, cond) = (|e: &'a Expr| Some(TreePart::Expr(e)), |c: &'a Cond| Some(TreePart::Cond(c)));
         let mut subscripts: &[Subscript] = &[];
@@ -330,13 +330,13 @@ impl<'a> TreePart<'a> {
         children.into_iter().flatten().chain(values)
     }
 
-    /// Calls `visit` for this node and all below, in the order of their evaluation.
+    /// Calls `visit` for this node and all its descendants, in evaluation order.
     pub fn walk(self, visit: &mut dyn FnMut(TreePart<'a>)) {
         visit(self);
         self.children().for_each(|child| child.walk(visit));
     }
 
-    /// Calls `visit` for every index at and below it, subscripts of loads included.
+    /// Calls `visit` for every index of this node and its descendants, subscripts of loads included.
     pub fn for_each_index(self, visit: &mut dyn FnMut(&Index)) {
         self.walk(&mut |node| match node {
             TreePart::Expr(Expr::Load(_, index)) => index.iter().for_each(&mut *visit),
@@ -351,7 +351,7 @@ impl<'a> TreePart<'a> {
         });
     }
 
-    /// Calls `visit` for every load at and below it, gathered elements not included.
+    /// Calls `visit` for every load of this node and its descendants, excluding gathers.
     pub fn for_each_load(self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
         self.walk(&mut |node| {
             if let TreePart::Expr(Expr::Load(buffer, index)) = node {
@@ -360,7 +360,7 @@ impl<'a> TreePart<'a> {
         });
     }
 
-    /// Calls `visit` for the buffer of every load and of every gathered element at and below it.
+    /// Calls `visit` for the buffer of every load and gather of this node and its descendants.
     pub fn for_each_buffer(self, visit: &mut dyn FnMut(BufferId)) {
         self.walk(&mut |node| {
             if let TreePart::Expr(Expr::Load(buffer, _) | Expr::Gather(buffer, _)) = node {
@@ -376,7 +376,7 @@ impl<'a> TreePart<'a> {
     }
 }
 
-/// Rewriting of an expression tree; by default each node is kept, with its parts rewritten.
+/// Rewriter of expression trees; by default, each node is kept with its parts rewritten.
 pub trait Rewrite {
     /// Rewrites an index.
     fn index(&mut self, index: &Index) -> Index {
@@ -415,12 +415,12 @@ impl Rewrite for MapLoads<'_> {
 }
 
 impl Expr {
-    /// A unary function applied.
+    /// Applies a unary function.
     pub fn unary(op: UnaryOp, x: Expr) -> Expr {
         Expr::Unary(op, Box::new(x))
     }
 
-    /// A binary function applied.
+    /// Applies a binary function.
     pub fn binary(op: BinaryOp, a: Expr, b: Expr) -> Expr {
         Expr::Binary(op, Box::new(a), Box::new(b))
     }
@@ -433,7 +433,7 @@ impl Expr {
         }
     }
 
-    /// A value in the arithmetic of a type, rounded to it.
+    /// Wraps a value in a cast: computed in the arithmetic of a type and rounded to that type.
     pub fn cast(dtype: DType, x: Expr) -> Expr {
         Expr::Cast(dtype, Box::new(x))
     }
@@ -474,8 +474,8 @@ impl Expr {
         }
     }
 
-    /// Arithmetic in which two values are compared: their common one, but `f64` for an integer and a constant
-    /// that is not one.
+    /// Arithmetic in which two values are compared: the widest of both, but `f64` for an integer and a
+    /// fractional constant.
     pub fn arithmetic_of(both: [&Expr; 2], dtype_of: &dyn Fn(BufferId) -> DType) -> Option<DType> {
         let of_each = both.into_iter().filter_map(|e| e.arithmetic(dtype_of));
         let widest = of_each.max_by_key(|dtype| (dtype.is_float(), dtype.bytes()))?;
@@ -492,7 +492,7 @@ impl Expr {
         MapIndex(f).expr(self)
     }
 
-    /// Rebuilds the expression with those loads replaced for which `f` returns a value.
+    /// Rebuilds the expression, replacing each load for which `f` returns a value.
     pub fn map_loads(&self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Expr {
         MapLoads(f).expr(self)
     }

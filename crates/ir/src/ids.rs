@@ -1,6 +1,6 @@
 //! Typed indices of loop variables and buffers.
 
-/// Index of a loop variable. Clones of a loop in disjoint places share it; nested loops never do.
+/// Index of a loop variable. Clones of a loop may share an index if they are disjoint; nested loops never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoopId(pub u32);
 

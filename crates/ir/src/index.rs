@@ -1,7 +1,7 @@
 //! Integer index expressions: loop extents, array subscripts and guards.
 //!
-//! An [`Index`] is kept in a canonical sum, `constant + Σ coefficient · atom`, so that equality, substitution
-//! and the stride of a loop in an access are look-ups rather than rewriting problems.
+//! An [`Index`] is kept as a canonical sum, `constant + Σ coefficient · atom`, so that equality, substitution
+//! and the stride of a loop in an access are lookups rather than rewriting problems.
 
 use std::sync::Arc;
 
@@ -19,16 +19,15 @@ pub fn gcd<T: PrimInt>(a: T, b: T) -> T {
 /// coefficients nonzero.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Index {
-    /// Terms, stored inline where they are few, as they nearly always are: indices are made and copied by the
-    /// thousand.
+    /// Terms, stored inline if they are few, as is usual: indices are created and copied by the thousand.
     terms: SmallVec<[(Atom, i64); 3]>,
     constant: i64,
 }
 
-/// An indivisible part of an [`Index`].
+/// Indivisible part of an [`Index`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Atom {
-    /// The value of a loop variable.
+    /// Value of a loop variable.
     Var(LoopId),
     /// Floor division by a constant.
     FloorDiv(Arc<Index>, i64),
@@ -79,13 +78,13 @@ impl Index {
         self.constant
     }
 
-    /// Value of a constant index; `None` where an atom is left.
+    /// Value of a constant index; `None` if the index has atoms.
     pub fn as_const(&self) -> Option<i64> {
         self.terms.is_empty().then_some(self.constant)
     }
 
-    /// Coefficient of a loop variable as a term of its own (not inside a division, remainder, min or max); 0
-    /// if there is none.
+    /// Coefficient of a loop variable as a direct term (not inside a division, remainder, min or max); 0 if
+    /// there is no such term.
     pub fn coefficient(&self, var: LoopId) -> i64 {
         self.terms.iter().find(|(atom, _)| *atom == Atom::Var(var)).map_or(0, |(_, c)| *c)
     }
@@ -151,7 +150,7 @@ impl Index {
         sum
     }
 
-    /// `d·floor(x / d) + x mod d` is `x`, at any multiple.
+    /// Replaces multiples of `d·floor(x / d) + x mod d` with those of `x`.
     fn join_remainders(&mut self) {
         let joined = |sum: &Index| {
             sum.terms.iter().find_map(|(remainder, c)| {
@@ -174,17 +173,17 @@ impl Index {
         self.add_scaled(other, -1)
     }
 
-    /// `self − other` where that is a constant.
+    /// `self − other` if the difference is a constant.
     fn distance(&self, other: &Index) -> Option<i64> {
         if self.terms == other.terms {
             return Some(self.constant.wrapping_sub(other.constant));
         }
-        // Two minima are, where what they are of is by one constant.
+        // The difference of two minima is constant if their operands differ by one constant.
         if let [[(Atom::Min(a, b), 1)], [(Atom::Min(c, d), 1)]] = [&self.terms[..], &other.terms[..]] {
             let apart = a.distance(c).filter(|apart| b.distance(d) == Some(*apart))?;
             return Some(apart.wrapping_add(self.constant.wrapping_sub(other.constant)));
         }
-        // Different sums are a constant apart only where remainders join quotients.
+        // Sums with different terms differ by a constant only if remainders cancel quotients.
         let is_plain = |e: &Index| !e.terms.iter().any(|(atom, _)| matches!(atom, Atom::FloorDiv(..) | Atom::Mod(..)));
         if is_plain(self) && is_plain(other) { None } else { self.sub(other).as_const() }
     }
@@ -230,8 +229,8 @@ impl Index {
 
     /// `floor(self / divisor)`, with multiples of the divisor taken out of the division.
     ///
-    /// A divisor below one is kept as written, so that a faulty program can be expressed, printed and
-    /// refused.
+    /// A divisor below one is kept as written, so that an invalid program can be represented, printed and
+    /// rejected.
     pub fn floor_div(&self, divisor: i64) -> Index {
         if divisor == 1 {
             return self.clone();
@@ -249,10 +248,10 @@ impl Index {
         }
     }
 
-    /// Dividend and divisor of one division for two:
+    /// Combines two nested divisions into a single dividend and divisor:
     /// `floor((x + floor(y / a)) / b) = floor((a x + y) / (a b))`.
     ///
-    /// None where there is no division in the sum, or several, or numbers become too large.
+    /// `None` if the sum has no division or several, or if numbers become too large.
     fn without_division(&self, divisor: i64) -> Option<(Index, i64)> {
         let mut divisions = self.terms.iter().filter(|(atom, _)| matches!(atom, Atom::FloorDiv(..)));
         let (Some((division @ Atom::FloorDiv(inner, by), 1)), None) = (divisions.next(), divisions.next()) else {
@@ -301,7 +300,7 @@ impl Index {
                 }
                 Atom::Var(_) | Atom::FloorDiv(..) | Atom::Mod(..) => return None,
             };
-            // In 128 bits, as divisors may be large.
+            // 128 bits, as divisors may be large.
             let term = i128::from(c.rem_euclid(divisor)) * i128::from(r);
             sum = (i128::from(sum) + term).rem_euclid(i128::from(divisor)) as i64;
         }
@@ -347,9 +346,9 @@ impl Index {
         }
     }
 
-    /// Rebuilds the expression bottom-up, with `replace` giving the value of some atoms.
+    /// Rebuilds the expression bottom-up, replacing the atoms for which `replace` returns a value.
     ///
-    /// An atom is offered after its parts were rebuilt; `None` keeps it.
+    /// `replace` is called for an atom after its parts have been rebuilt; `None` keeps the atom.
     pub fn rewrite(&self, replace: &mut dyn FnMut(&Atom) -> Option<Index>) -> Index {
         let mut out = Index::from(self.constant);
         for (atom, c) in &self.terms {
@@ -366,7 +365,8 @@ impl Index {
                 Atom::Min(a, b) => a.rewrite(replace).smaller(&b.rewrite(replace)),
                 Atom::Max(a, b) => a.rewrite(replace).larger(&b.rewrite(replace)),
             };
-            // A rebuilt compound may have come apart; its loose variables were offered already.
+            // A rebuilt compound may have become a plain sum, whose variables were already passed to
+            // `replace`.
             let mut value = Index::from(rebuilt.constant);
             for (part, pc) in &rebuilt.terms {
                 let offered = !matches!(part, Atom::Var(_));
@@ -385,7 +385,7 @@ impl Index {
         if !self.uses(var) {
             return self.clone();
         }
-        // Plain sums, by far the most, need no rebuilding of what they are made of.
+        // Plain sums, by far the most common, need no recursive rebuilding.
         if self.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_))) {
             let mut rest = self.clone();
             rest.terms.retain(|(atom, _)| *atom != Atom::Var(var));
@@ -420,21 +420,21 @@ fn floor_div(a: i64, b: i64) -> Option<i64> {
     Some(if a % b != 0 && ((a < 0) != (b < 0)) { q - 1 } else { q })
 }
 
-/// Loops around a point of a program, outermost first, with the extents that bound their variables.
+/// Loops around a point of a program, outermost first, with their extents.
 ///
 /// A variable `v` lies in `0..extent(v)`, where the extent may mention outer variables.
 #[derive(Clone, Debug, Default)]
 pub struct Ranges {
     loops: Vec<(LoopId, Index)>,
-    /// Number of outermost variables that are those of open sizes.
+    /// Number of outermost variables that represent open sizes.
     n_open: usize,
 }
 
-/// More upper bounds of one expression than this are not kept; dropping some is sound.
+/// Maximum number of upper bounds kept of one expression; dropping some is sound.
 const MAX_BOUNDS: usize = 16;
 
 impl Ranges {
-    /// Ranges outside all loops; the variables of open (dynamic) sizes have the given numbers of values.
+    /// Ranges outside all loops, with the variables of open (dynamic) sizes and their numbers of values.
     pub fn of_sizes(sizes: impl Iterator<Item = (LoopId, i64)>) -> Ranges {
         let loops: Vec<(LoopId, Index)> = sizes.map(|(var, n)| (var, n.into())).collect();
         Ranges { n_open: loops.len(), loops }
@@ -450,7 +450,7 @@ impl Ranges {
         self.loops.push((var, extent));
     }
 
-    /// Runs `inner` with a further loop in scope.
+    /// Runs `inner` with an additional loop in scope.
     pub fn inside<T>(&mut self, var: LoopId, extent: &Index, inner: impl FnOnce(&mut Ranges) -> T) -> T {
         self.push(var, extent.clone());
         let result = inner(self);
@@ -479,7 +479,7 @@ impl Ranges {
         self.upper_of_box(e).or_else(|| self.upper_bounds(e, 0).iter().filter_map(Index::as_const).min())
     }
 
-    /// The largest value of a plain sum of variables with constant extents, where it does not overflow.
+    /// Largest value of a plain sum of variables with constant extents; `None` on overflow.
     fn upper_of_box(&self, e: &Index) -> Option<i64> {
         e.terms.iter().try_fold(e.constant, |sum, (atom, c)| {
             let Atom::Var(var) = atom else { return None };
@@ -497,8 +497,8 @@ impl Ranges {
         self.upper(&e.scale(-1)).map(|b| -b)
     }
 
-    /// Superset of the values that an expression takes inside these loops, in ascending order; `None` where
-    /// it would be too large to enumerate.
+    /// Superset of the values that an expression takes inside these loops, in ascending order; `None` if it
+    /// would be too large to enumerate.
     pub fn values(&self, e: &Index) -> Option<Vec<i64>> {
         const MOST: i64 = 1024;
         let mut variables = Vec::new();
@@ -527,10 +527,10 @@ impl Ranges {
         Some(values)
     }
 
-    /// Upper bounds of an expression that mention only the `keep` outermost loops. Each holds, so the value
-    /// is at most the smallest of them.
+    /// Upper bounds of an expression that depend only on the `keep` outermost loops. All of them hold, so the
+    /// value is at most the smallest.
     ///
-    /// Empty if none is known. With `keep` 0 all are constants.
+    /// Empty if no bound is known. With `keep` 0, all bounds are constants.
     pub fn upper_bounds(&self, e: &Index, keep: usize) -> Vec<Index> {
         let inner = &self.loops[keep..];
         let without = |var: LoopId, c: i64, extent: &Index| {
@@ -542,8 +542,8 @@ impl Ranges {
             }
             self.upper_bounds(&rest, keep)
         };
-        // The innermost variable first where it stands alone: what its extent brings may cancel
-        // against the rest.
+        // The innermost variable first if it is a direct term: the terms of its extent may cancel against the
+        // rest.
         if let Some((var, extent)) = inner.iter().rev().find(|(v, _)| e.uses(*v)) {
             let c = e.coefficient(*var);
             let is_alone = e.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_)) || !atom.uses(*var));
@@ -585,14 +585,16 @@ impl Ranges {
                         _ => None,
                     });
                     if let Some((atom, y)) = opposite {
-                        // floor(x/d) − floor(y/d) is at most (x − y)/d rounded up, where much may cancel.
+                        // floor(x/d) − floor(y/d) is at most (x − y)/d rounded up, in which many terms may
+                        // cancel.
                         let (more, less) = if c > 0 { (x, y) } else { (y, x) };
                         let apart = more.sub(less).offset(d - 1).floor_div(*d).scale(c.abs());
                         let others = rest.add(&Index::atom(atom.clone()).scale(c));
                         bounds.extend(self.upper_bounds(&others.add(&apart), keep));
                     }
                     if c % d == 0 {
-                        // c·floor(x/d) = (c/d)·(x − x mod d), where either may cancel against the rest.
+                        // c·floor(x/d) = (c/d)·(x − x mod d), in which both terms may cancel against the
+                        // rest.
                         let exact = x.sub(&x.modulo(*d)).scale(c / d);
                         bounds.extend(self.upper_bounds(&rest.add(&exact), keep));
                     }
@@ -619,8 +621,8 @@ impl Ranges {
         if unknown { Vec::new() } else { vec![e.clone()] }
     }
 
-    /// Simplifies an index by the loops' ranges, such as a division whose quotient is constant, or a minimum
-    /// that is decided.
+    /// Simplifies an index by the loops' ranges, for example a division whose quotient is constant or a
+    /// minimum one operand of which is always smaller.
     pub fn simplify(&self, e: &Index) -> Index {
         if e.terms.iter().all(|(a, _)| matches!(a, Atom::Var(_))) {
             return e.clone();
@@ -674,7 +676,7 @@ pub fn smallest(of: &[Index]) -> Option<Index> {
     of.iter().cloned().reduce(|a, b| a.smaller(&b))
 }
 
-/// Drops bounds that are never better than another one.
+/// Drops bounds that are never tighter than another one.
 fn prune(bounds: Vec<Index>) -> Vec<Index> {
     let mut kept: Vec<Index> = Vec::with_capacity(bounds.len());
     for b in bounds {
@@ -709,8 +711,8 @@ mod tests {
 
     #[test]
     fn digits_of_a_fused_loop_come_together() {
-        // Channel, row and column of a 3 × 3 window over one loop, itself split by 1, 6 or 18, in
-        // elements of 5.
+        // Channel, row and column of a 3 × 3 window over one loop, split by 1, 6 or 18, with a stride of 5
+        // elements.
         for factor in [1, 6, 18] {
             let x = v(0).scale(factor).add(&v(1));
             let (channel, row, column) = (x.floor_div(9), x.floor_div(3).modulo(3), x.modulo(3));
@@ -726,7 +728,7 @@ mod tests {
         r.push(LoopId(1), Index::from(12).smaller(&Index::from(127).sub(&v(0).scale(12))));
         let t = v(0).scale(12).add(&v(1));
         assert_eq!(r.upper(&t), Some(126));
-        // The rows left for the tile 8·t of 1009 are never fewer than one.
+        // The tile at row 8·t of 1009 always has at least one remaining row.
         assert_eq!(r.lower(&Index::from(1009).sub(&t.scale(8))), Some(1));
     }
 

@@ -1,7 +1,8 @@
 //! Interpreter, which defines the meaning of a program.
 //!
 //! [`run`] executes `prepare`, the body and `finish`, each once. Every loop runs its iterations in order,
-//! whatever its kind; an extent below one means no iteration. Prefetches, barriers and waits do nothing.
+//! regardless of its kind; a loop with an extent below one has no iterations. Prefetches, barriers and waits
+//! do nothing.
 
 use crate::dot;
 use crate::dtype::DType;
@@ -12,7 +13,7 @@ use crate::text::index_to_string;
 use std::fmt;
 use thiserror::Error;
 
-/// Loop iterations after which [`run`] gives up: minutes of work.
+/// Maximum number of loop iterations of [`run`], which take minutes.
 pub const MAX_ITERATIONS: u64 = 1 << 33;
 
 /// Maximum number of elements of a buffer (2 GiB).
@@ -35,13 +36,13 @@ impl fmt::Display for IterationPoint {
     }
 }
 
-/// Numbers with commas between.
+/// Joins numbers with commas.
 pub(crate) fn list(values: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Reason why a program has no meaning on these arguments. The program is at fault, except for the variants
-/// about arguments and sizes, where the caller is.
+/// Reason why running a program on these arguments is undefined: an error of the program, or of the caller
+/// for the variants about arguments and sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
     /// Access out of bounds.
@@ -53,7 +54,7 @@ pub enum Fault {
         subscripts: Vec<i64>,
         /// The buffer's extents.
         shape: Vec<i64>,
-        /// Place in the program.
+        /// Location in the program.
         place: IterationPoint,
     },
     /// Read of an element not written since its buffer was allocated.
@@ -63,7 +64,7 @@ pub enum Fault {
         buffer: String,
         /// The subscripts of the read.
         subscripts: Vec<i64>,
-        /// Place in the program.
+        /// Location in the program.
         place: IterationPoint,
     },
     /// Access to a temporary that is not allocated.
@@ -71,7 +72,7 @@ pub enum Fault {
     NotAllocated {
         /// The buffer's name.
         buffer: String,
-        /// Place in the program.
+        /// Location in the program.
         place: IterationPoint,
     },
     /// Element of an output that the program left unwritten.
@@ -87,7 +88,7 @@ pub enum Fault {
     DivisionByZero {
         /// The index.
         index: String,
-        /// Place in the program.
+        /// Location in the program.
         place: IterationPoint,
     },
     /// Overflow of an index beyond 64 bits.
@@ -95,19 +96,19 @@ pub enum Fault {
     Overflow {
         /// The index.
         index: String,
-        /// Place in the program.
+        /// Location in the program.
         place: IterationPoint,
     },
     /// Evaluation cancelled by its observer.
     #[error("the evaluation was given up")]
     GivenUp,
-    /// Evaluation of more iterations than allowed.
+    /// Evaluation that exceeds the maximum number of iterations.
     #[error("more than {limit} loop iterations")]
     TooLong {
         /// Maximum number of iterations.
         limit: u64,
     },
-    /// A buffer of more than [`MAX_ELEMENTS`] elements, or of a negative extent.
+    /// Buffer with more than [`MAX_ELEMENTS`] elements, or with a negative extent.
     #[error("{buffer}[{}] cannot be held in memory", list(shape))]
     TooLarge {
         /// The buffer's name.
@@ -118,7 +119,7 @@ pub enum Fault {
     /// Wrong number of arguments.
     #[error("the program takes {expected} arguments, {got} were given")]
     ArgumentCount {
-        /// Number the program has.
+        /// Number of arguments of the program.
         expected: usize,
         /// Number given.
         got: usize,
@@ -128,7 +129,7 @@ pub enum Fault {
     ArgumentLength {
         /// The argument's name.
         buffer: String,
-        /// Number of elements it has.
+        /// Number of elements of the argument.
         expected: u64,
         /// Number given.
         got: usize,
@@ -163,13 +164,13 @@ pub enum Fault {
     },
 }
 
-/// Runs a program on its arguments, which come in the order of [`Program::arguments`], outputs included.
+/// Runs a program on its arguments, in the order of [`Program::arguments`], outputs included.
 ///
-/// What outputs hold beforehand does not matter; on success they hold the results. Arguments are numbers, and
-/// are rounded to their element type; see [`run_held`] for integers of 64 bits that no double is.
+/// Initial contents of outputs are ignored; on success, outputs hold the results. Arguments are numbers and
+/// are rounded to their element type; see [`run_held`] for 64-bit integers that an f64 cannot represent.
 ///
 /// # Errors
-/// [`Fault`], with the outputs in no particular state.
+/// [`Fault`]; the outputs are then unspecified.
 ///
 /// # Cost
 /// Some 20 to 50 million simple updates a second.
@@ -181,7 +182,7 @@ pub fn run(program: &Program, arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
 /// count as one.
 ///
 /// # Errors
-/// As [`run`]; [`Fault::TooLong`] beyond the limit.
+/// See [`run`]; [`Fault::TooLong`] beyond the limit.
 pub fn run_limited(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Result<(), Fault> {
     hold(program, arguments);
     run_held(program, arguments, limit)?;
@@ -189,25 +190,25 @@ pub fn run_limited(program: &Program, arguments: &mut [Vec<f64>], limit: u64) ->
     Ok(())
 }
 
-/// Makes elements as they are [held](DType::held) of numbers.
+/// Converts numbers to [held](DType::held) elements.
 pub(crate) fn hold(program: &Program, arguments: &mut [Vec<f64>]) {
     for ((_, buffer), argument) in program.arguments().zip(arguments) {
         argument.iter_mut().for_each(|x| *x = buffer.dtype.held(*x));
     }
 }
 
-/// Makes numbers of elements as they are held.
+/// Converts held elements to numbers.
 pub(crate) fn release(program: &Program, arguments: &mut [Vec<f64>]) {
     for ((_, buffer), argument) in program.arguments().zip(arguments).filter(|((_, b), _)| b.dtype.is_wide()) {
         argument.iter_mut().for_each(|x| *x = buffer.dtype.number(*x));
     }
 }
 
-/// Runs a program like [`run_limited`], on arguments that are [held](DType::held) as in memory. One integer
-/// is reserved: its bits mark an element as never written.
+/// Runs a program like [`run_limited`], on [held](DType::held) arguments. One 64-bit integer is reserved: its
+/// bit pattern marks an element as never written.
 ///
 /// # Errors
-/// As [`run_limited`].
+/// See [`run_limited`].
 pub fn run_held(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Result<(), Fault> {
     run_parts(program, arguments, limit)?;
     for ((_, buffer), argument) in program.arguments().zip(arguments).filter(|((_, b), _)| b.role == Role::Output) {
@@ -220,7 +221,7 @@ pub fn run_held(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Re
 /// outside these sizes keep their values.
 ///
 /// # Errors
-/// As [`run`]; [`Fault::Sizes`] for a value that a size does not have.
+/// See [`run`]; [`Fault::Sizes`] for a value outside the range of its size.
 pub fn run_at(program: &Program, sizes: &[i64], arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
     let member = program.at(sizes).ok_or_else(|| Fault::Sizes { sizes: sizes.to_vec() })?;
     hold(&member, arguments);
@@ -286,7 +287,7 @@ pub(crate) fn check_written(buffer: &Buffer, values: &[f64]) -> Result<(), Fault
     }
 }
 
-/// The subscripts of the element with this row-major number.
+/// Subscripts of the element at a row-major position.
 pub(crate) fn subscripts_of(shape: &[i64], mut at: usize) -> Vec<i64> {
     let mut subscripts = vec![0; shape.len()];
     for (s, &extent) in subscripts.iter_mut().zip(shape).rev() {
@@ -304,29 +305,29 @@ fn n_elements(buffer: &Buffer) -> Result<usize, Fault> {
         .ok_or_else(|| Fault::TooLarge { buffer: buffer.name.clone(), shape: buffer.shape.clone() })
 }
 
-/// The contents of a buffer that nothing was written to.
+/// Contents of an unwritten buffer.
 pub(crate) fn undefined(buffer: &Buffer) -> Result<Vec<f64>, Fault> {
     Ok(vec![f64::from_bits(UNDEFINED); n_elements(buffer)?])
 }
 
-/// The bits of a NaN that no operation yields: an element that was never written.
+/// Bits of a NaN that no operation yields, the mark of elements never written.
 const UNDEFINED: u64 = 0x7ff8_5ca1_ab1e_0001;
 
 pub(crate) fn is_undefined(x: f64) -> bool {
     x.to_bits() == UNDEFINED
 }
 
-/// The value as data: a NaN of any bits is the usual one.
+/// Normalizes a NaN with any payload to the default NaN.
 pub(crate) fn defined(x: f64) -> f64 {
     if x.is_nan() { f64::NAN } else { x }
 }
 
-/// Value as data of a type: in float types, a NaN of any bits becomes the usual one.
+/// Normalizes a NaN with any payload to the default NaN, for float types only.
 pub(crate) fn defined_in(dtype: DType, x: f64) -> f64 {
     if dtype.is_float() { defined(x) } else { x }
 }
 
-/// A function of one integer of an arithmetic.
+/// Evaluates a unary function in an integer arithmetic.
 fn whole_unary(op: UnaryOp, x: i128, dtype: DType) -> i128 {
     match op {
         UnaryOp::Neg => dtype.wrap(-x),
@@ -336,12 +337,12 @@ fn whole_unary(op: UnaryOp, x: i128, dtype: DType) -> i128 {
     }
 }
 
-/// A function of two integers of an arithmetic.
+/// Evaluates a binary function in an integer arithmetic.
 fn whole_binary(op: BinaryOp, a: i128, b: i128, dtype: DType) -> i128 {
     let exact = match op {
         BinaryOp::Add => a + b,
         BinaryOp::Sub => a - b,
-        // Of two unsigned numbers of 64 bits the product fits as one that has no sign.
+        // The product of two unsigned 64-bit numbers may exceed i128, but its low bits are correct.
         BinaryOp::Mul => a.wrapping_mul(b),
         BinaryOp::Div => a.checked_div(b).unwrap_or(0),
         BinaryOp::Min => a.min(b),
@@ -352,7 +353,7 @@ fn whole_binary(op: BinaryOp, a: i128, b: i128, dtype: DType) -> i128 {
     dtype.wrap(exact)
 }
 
-/// A function of one value, in `f64`.
+/// Evaluates a unary function in `f64`.
 pub fn apply_unary(op: UnaryOp, x: f64) -> f64 {
     match op {
         UnaryOp::Neg => -x,
@@ -372,7 +373,7 @@ pub fn apply_unary(op: UnaryOp, x: f64) -> f64 {
     }
 }
 
-/// A function of two values, in `f64`.
+/// Evaluates a binary function in `f64`.
 #[inline]
 pub fn apply_binary(op: BinaryOp, a: f64, b: f64) -> f64 {
     match op {
@@ -380,7 +381,7 @@ pub fn apply_binary(op: BinaryOp, a: f64, b: f64) -> f64 {
         BinaryOp::Sub => a - b,
         BinaryOp::Mul => a * b,
         BinaryOp::Div => a / b,
-        // Where the second is NaN, the comparison does not hold.
+        // The comparison is false if the second operand is NaN.
         BinaryOp::Min => {
             if a < b || a.is_nan() {
                 a
@@ -400,7 +401,7 @@ pub fn apply_binary(op: BinaryOp, a: f64, b: f64) -> f64 {
     }
 }
 
-/// The error function, by the series `erf x = 2/√π · e^(−x²) · Σ 2ⁿ x^(2n+1) / (1·3·…·(2n+1))`.
+/// Error function, by the series `erf x = 2/√π · e^(−x²) · Σ 2ⁿ x^(2n+1) / (1·3·…·(2n+1))`.
 ///
 /// All terms have the same sign, so nothing cancels; beyond 6 the value is 1 to the last bit of an `f64`.
 fn erf(x: f64) -> f64 {
@@ -419,28 +420,28 @@ fn erf(x: f64) -> f64 {
     (std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum).clamp(-1.0, 1.0)
 }
 
-/// Whether operations round to the element type of the buffer they are stored to.
+/// Whether operations round to the element type of the destination buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreRounding {
     ToElementType,
-    /// Integers are rounded where they are meant; floating-point numbers stay as they are.
+    /// Integers are rounded as in the program; floating-point numbers are not rounded.
     None,
 }
 
-/// A sum of f32 with the product of two bf16 numbers, rounded once; numbers below the normal ones are zeros.
+/// Adds the product of two bf16 numbers to an f32 sum, rounding once; subnormal numbers are flushed to zero.
 fn add_of_pair(sum: f64, a: f64, b: f64) -> f64 {
     let flushed = |x: f32| if x.is_subnormal() { 0f32.copysign(x) } else { x };
     let [sum, a, b] = [sum, a, b].map(|x| flushed(x as f32));
     let rounded = a.mul_add(b, sum);
-    // Whether a result is below the normal numbers is asked after rounding to the bits that these have.
+    // The test for subnormal results follows rounding to the precision of normal numbers.
     let exact = f64::from(a) * f64::from(b) + f64::from(sum);
     let least = f64::from(f32::MIN_POSITIVE) * (1.0 - 2f64.powi(-25));
     f64::from(if exact.abs() < least { 0f32.copysign(rounded) } else { rounded })
 }
 
-/// Whether a value is rounded to f32 even where other numbers are not rounded at all: a result of
-/// arithmetic, or an integer that f32 may not hold, which is written as cast to it. Sums that become
-/// integers hang on that.
+/// Whether a value is rounded to f32 even in a mode without rounding: the result of arithmetic, or an integer
+/// that f32 may not represent, with an explicit cast to f32. Sums that are converted to integers depend on
+/// this rounding.
 pub(crate) fn rounds_to_single(program: &Program, value: &Expr) -> bool {
     let Expr::Cast(DType::F32, x) = value else { return false };
     match &**x {
@@ -453,8 +454,8 @@ pub(crate) fn rounds_to_single(program: &Program, value: &Expr) -> bool {
     }
 }
 
-/// Runs statements on given memory, indexed by buffer; a buffer without life is empty. Deducts
-/// iterations from `left`.
+/// Runs statements on the given memory, indexed by buffer; the memory of an unallocated buffer is empty.
+/// Deducts iterations from `left`.
 pub(crate) fn run_block(
     program: &Program,
     block: &[Stmt],
@@ -475,13 +476,13 @@ pub(crate) fn run_block(
 
 /// Memory that a machine reads and writes, by buffer.
 pub(crate) trait Memory {
-    /// An element; nothing where there is none, as while the buffer is not allocated.
+    /// Reads an element; `None` if it does not exist, as while the buffer is not allocated.
     fn read(&mut self, buffer: u32, at: usize) -> Option<f64>;
-    /// Changes an element, where there is one.
+    /// Writes an element; `None` if it does not exist.
     fn write(&mut self, buffer: u32, at: usize, value: f64) -> Option<()>;
-    /// Gives a buffer so many elements, none of which was written.
+    /// Allocates `n` unwritten elements for a buffer.
     fn allocate(&mut self, buffer: u32, n: usize);
-    /// Takes them away.
+    /// Frees a buffer's elements.
     fn free(&mut self, buffer: u32);
     /// See [`Stmt::Wait`].
     fn wait(&mut self, _n: u8) {}
@@ -509,18 +510,18 @@ impl Memory for Vec<Vec<f64>> {
     }
 }
 
-/// An index, its loop variables numbered.
+/// Compiled index, with numbered loop variables.
 pub(crate) struct Linear {
     constant: i64,
     terms: Box<[(u32, i64)]>,
     /// Divisions, remainders, minima and maxima with their coefficients.
     rest: Box<[(Nonlinear, i64)]>,
-    /// Whether terms and constant are so few and small that variables below 2⁴⁰ cannot make their sum
-    /// overflow.
+    /// Whether terms and constant are few and small enough that their sum cannot overflow for variables below
+    /// 2⁴⁰.
     is_small: bool,
-    /// The terms, where they are at most two and all of a small sum: the usual case, made fast.
+    /// Terms of a small sum of at most two terms, a fast path for the usual case.
     two: Option<[(u32, i64); 2]>,
-    /// Number of the source expression, for messages.
+    /// Index of the source expression, for messages.
     source: u32,
 }
 
@@ -569,7 +570,7 @@ pub(crate) fn floor_div(a: i64, b: i64) -> Option<i64> {
     Some(if r != 0 && ((r < 0) != (b < 0)) { q - 1 } else { q })
 }
 
-/// A subscript that loops change.
+/// Subscript that varies with loop variables.
 struct LoopSubscript {
     /// Position of the dimension.
     at: usize,
@@ -582,7 +583,7 @@ struct ElementAccess {
     buffer: u32,
     dtype: DType,
     dims: Box<[LoopSubscript]>,
-    /// The subscripts, of which those that loops change are zero, and where they lead.
+    /// Constant subscripts, with zeros for those that vary, and the position they yield.
     constant: Box<[i64]>,
     base: i64,
 }
@@ -598,15 +599,15 @@ enum CompiledExpr {
     Cast(Rounds, Box<CompiledExpr>),
 }
 
-/// An element at a place that is computed: an access that is at the first place of those dimensions, and for
-/// each of them its value, extent and stride.
+/// Access with data-dependent subscripts: the access with zeros in these dimensions, and for each of them the
+/// value, extent and stride.
 struct IndirectAccess {
     access: ElementAccess,
     values: Vec<(CompiledExpr, i64, i64)>,
     rounds: Rounds,
 }
 
-/// Types that a value is rounded to.
+/// Types to which a value is rounded.
 #[derive(Clone, Copy)]
 struct Rounds {
     /// Type after each operation.
@@ -619,14 +620,14 @@ enum CompiledTest {
     Constant(bool),
     Lt(Linear, Linear),
     Eq(Linear, Linear),
-    /// The variable is zero: the usual condition of an update.
+    /// Test of a variable for zero, the usual condition of an update.
     IsZero(u32),
     Less(Rounds, Box<(CompiledExpr, CompiledExpr)>),
     And(Box<(CompiledTest, CompiledTest)>),
     Not(Box<CompiledTest>),
 }
 
-/// A condition, its loop variables numbered.
+/// Compiled condition, with numbered loop variables.
 pub(crate) struct CompiledCondition(CompiledTest);
 
 enum CompiledOp {
@@ -654,7 +655,7 @@ enum CompiledOp {
         first: CompiledTest,
         rounds: Rounds,
     },
-    /// Sum with the product of two bf16 numbers, as dot products of pairs add them.
+    /// Sum with the product of two bf16 numbers, as in dot products of pairs.
     AddOfPair {
         to: ElementAccess,
         factors: Box<[CompiledExpr; 2]>,
@@ -664,7 +665,7 @@ enum CompiledOp {
 
 pub(crate) struct CompiledBlock {
     ops: Vec<CompiledOp>,
-    /// Temporaries whose life ends with the block.
+    /// Temporaries freed at the end of the block.
     allocs: Vec<u32>,
 }
 
@@ -674,12 +675,12 @@ pub(crate) struct ProgramCompiler<'a> {
     /// Loops around the compiled statements.
     pub bound: Vec<LoopId>,
     pub sources: Vec<Index>,
-    /// Whether statements stand in a loop over pairs of bf16 numbers.
+    /// Whether the current statements are in a loop over pairs of bf16 numbers.
     in_pairs: bool,
 }
 
 impl ProgramCompiler<'_> {
-    /// A compiler outside of all loops.
+    /// Creates a compiler outside of all loops.
     pub fn new(program: &Program, rounding: StoreRounding) -> ProgramCompiler<'_> {
         ProgramCompiler { program, rounding, bound: Vec::new(), sources: Vec::new(), in_pairs: false }
     }
@@ -749,7 +750,7 @@ impl ProgramCompiler<'_> {
         }
     }
 
-    /// An index inside the loops around.
+    /// Compiles an index inside the current loops.
     pub fn linear(&mut self, index: &Index) -> Result<Linear, Fault> {
         let (mut terms, mut rest) = (Vec::new(), Vec::new());
         for (atom, c) in index.terms() {
@@ -863,12 +864,12 @@ impl ProgramCompiler<'_> {
     }
 }
 
-/// The machine has stopped with a fault.
+/// Marker that the interpreter has stopped with a fault.
 pub(crate) struct Stopped;
 
-/// Mode that does not round.
+/// Mode without rounding.
 const AS_IS: u8 = 0;
-/// Mode that rounds to f32, the usual case, made fast.
+/// Mode that rounds to f32, a fast path for the usual case.
 const TO_F32: u8 = 1;
 
 pub(crate) struct Interpreter<'a, M> {
@@ -881,17 +882,17 @@ pub(crate) struct Interpreter<'a, M> {
     pub memory: M,
     limit: u64,
     pub left: u64,
-    /// Set by the evaluating functions, which then return a value that is not used.
+    /// Fault set by evaluating functions, whose return value is then unused.
     fault: Option<Box<Fault>>,
 }
 
 impl<'a, M: Memory> Interpreter<'a, M> {
-    /// Makes a machine outside all loops that may run `limit` iterations.
+    /// Creates an interpreter outside all loops that may run `limit` iterations.
     pub fn new(program: &'a Program, sources: &'a [Index], memory: M, limit: u64) -> Interpreter<'a, M> {
         Interpreter {
             program,
             sources,
-            // One more, as an index without variables reads the first.
+            // One additional element, as an index without variables reads the first.
             vars: vec![0; program.loops.len() + 1],
             active: Vec::new(),
             memory,
@@ -901,7 +902,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
         }
     }
 
-    /// Takes the reason why the machine stopped.
+    /// Takes the fault that stopped the interpreter.
     pub fn take_fault(&mut self) -> Fault {
         *self.fault.take().expect("a machine stops with a fault")
     }
@@ -915,7 +916,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
         Ok(())
     }
 
-    /// Runs a block, and leaves its allocations alive.
+    /// Runs a block without freeing its allocations.
     pub fn open_block(&mut self, block: &CompiledBlock) -> Result<(), Stopped> {
         block.ops.iter().try_for_each(|op| self.op(op))
     }
@@ -945,7 +946,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
                 let buffer = &self.program.buffers[*b as usize];
                 match n_elements(buffer) {
                     Ok(n) => {
-                        // Filling it takes as long as some iterations.
+                        // Filling the buffer is charged as iterations.
                         self.spend(n as u64 / 16)?;
                         self.memory.allocate(*b, n);
                     }
@@ -1006,7 +1007,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
         Ok(())
     }
 
-    /// An element; any value and a fault where there is none.
+    /// Reads an element; sets a fault and returns an arbitrary value if it does not exist.
     #[inline]
     fn read(&mut self, access: &ElementAccess, at: usize) -> f64 {
         match self.memory.read(access.buffer, at) {
@@ -1023,7 +1024,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
         })
     }
 
-    /// Deducts from the iterations that are left.
+    /// Deducts from the remaining iterations.
     pub fn spend(&mut self, n: u64) -> Result<(), Stopped> {
         match self.left.checked_sub(n) {
             Some(left) => {
@@ -1048,7 +1049,8 @@ impl<'a, M: Memory> Interpreter<'a, M> {
         index.eval(&self.vars).unwrap_or_else(|| self.bad_index(index))
     }
 
-    /// The position of an access in its buffer's memory; some position and a fault where there is none.
+    /// Computes the position of an access in its buffer; sets a fault and returns an arbitrary position if it
+    /// is out of bounds.
     #[inline]
     fn locate(&mut self, access: &ElementAccess) -> usize {
         let mut at = access.base;
@@ -1065,7 +1067,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
     #[inline]
     fn load(&mut self, access: &ElementAccess) -> f64 {
         let at = self.locate(access);
-        // After a fault the position may be anything.
+        // After a fault, the position is arbitrary.
         let value = self.read(access, at);
         if is_undefined(value) {
             self.undefined(access);
@@ -1079,11 +1081,11 @@ impl<'a, M: Memory> Interpreter<'a, M> {
             let number = gather.rounds.last.whole(self.value(value, gather.rounds)) as i64;
             at += stride * Subscript::place(number, *extent);
         }
-        // After a fault the position may be anything.
+        // After a fault, the position is arbitrary.
         self.read(&gather.access, at as usize)
     }
 
-    /// A value as an element of the last type, computed in the arithmetic of each operation.
+    /// Evaluates a value, rounding each operation to the type `each` and the result to the type `last`.
     #[inline]
     fn value(&mut self, node: &CompiledExpr, Rounds { each, last }: Rounds) -> f64 {
         let value = match each {
@@ -1097,9 +1099,9 @@ impl<'a, M: Memory> Interpreter<'a, M> {
         if last == each { value } else { last.round(value) }
     }
 
-    /// A floating-point number.
+    /// Evaluates a floating-point number.
     fn node<const EACH: u8>(&mut self, node: &CompiledExpr) -> f64 {
-        // An integer is rounded once.
+        // Integers are rounded exactly once.
         let number = |dtype: DType, held: f64| match EACH {
             _ if !dtype.is_wide() => held,
             TO_F32 => f64::from(dtype.whole(held) as f32),
@@ -1127,7 +1129,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
         if EACH == TO_F32 { f64::from(value as f32) } else { value }
     }
 
-    /// An integer of an arithmetic.
+    /// Evaluates an integer.
     fn whole(&mut self, node: &CompiledExpr, each: DType) -> i128 {
         let integer = |dtype: DType, held: f64| match dtype.is_float() {
             true => each.whole(each.held(held)),

@@ -27,7 +27,7 @@ pub enum Scope {
     /// Shared memory filled by the bulk copies of a producer warp, on a GPU with TMA; see
     /// [`producer_warp`](crate::gpu::producer_warp).
     Produced,
-    /// Shared memory filled as [`Scope::Produced`] and, where two neighbouring blocks along x copy the same
+    /// Shared memory filled as [`Scope::Produced`] and, if two neighbouring blocks along x copy the same
     /// data, by multicast from each other's producer warps; see [`cluster`](crate::gpu::cluster).
     Multicast,
 }
@@ -71,13 +71,13 @@ impl Scope {
 pub enum Role {
     /// Read-only argument.
     Input,
-    /// Read-only argument that is constant from run to run, such as weights; copies of it can be packed in
+    /// Read-only argument that is constant across runs, such as weights; copies of it can be packed in
     /// `prepare`.
     ConstInput,
-    /// Argument whose elements the program writes, all of them.
+    /// Argument of which the program writes all elements.
     Output,
-    /// Buffer that lives between the parts of the program: filled by `prepare` from inputs, or by the body
-    /// for `finish`.
+    /// Buffer that lives across the parts of the program, filled by `prepare` from inputs or by the body for
+    /// `finish`.
     Kept,
     /// Temporary, which lives from its `alloc` statement to the end of the enclosing block.
     Temporary,
@@ -145,13 +145,13 @@ pub enum LoopKind {
     Block(u8),
     /// Execution by the threads along a GPU axis: 0 to 2 for x, y and z.
     Thread(u8),
-    /// Execution by tensor instructions where the target has them, else sequential. The iterations are the
-    /// reduction steps of a tile product on tensor cores, see [`TileProduct`](crate::gpu::TileProduct); of a
-    /// CPU's dot product for [`TensorProduct::Dot4`] and [`TensorProduct::Dot2`]; or for
-    /// [`TensorProduct::Tma`] the parts of a box that a warp stores.
+    /// Execution by tensor instructions if the target has them, else sequential. The iterations are the
+    /// reduction steps of a tile product on tensor cores, see [`TileProduct`](crate::gpu::TileProduct), or of
+    /// a CPU's dot product for [`TensorProduct::Dot4`] and [`TensorProduct::Dot2`]; for
+    /// [`TensorProduct::Tma`], they are the parts of a box that a warp stores.
     Tensor(TensorProduct),
-    /// Sequential, or spread over the consumer teams of a kernel with a producer warp, which take iterations
-    /// in turns (ping-pong): see [`producer_warp`](crate::gpu::producer_warp).
+    /// Sequential execution, or alternation of iterations between the consumer teams of a kernel with a
+    /// producer warp (ping-pong): see [`producer_warp`](crate::gpu::producer_warp).
     Turns,
 }
 
@@ -176,7 +176,7 @@ pub enum TensorProduct {
     /// [`dot`](crate::dot).
     Dot4,
     /// CPU dot products of two bf16 numbers, added to f32 accumulators, or of two 16-bit integers, added to
-    /// 32-bit ones.
+    /// 32-bit accumulators.
     Dot2,
     /// Bulk store of a warp's fragment by TMA: see [`BoxStore`](crate::gpu::store::BoxStore).
     Tma,
@@ -233,12 +233,12 @@ impl LoopKind {
     }
 }
 
-/// A loop over `0..extent`.
+/// Loop over `0..extent`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
     /// Loop variable.
     pub var: LoopId,
-    /// Number of iterations; may mention outer variables. A negative extent means none.
+    /// Number of iterations; may depend on outer variables. A loop of negative extent has no iterations.
     pub extent: Index,
     /// Execution of the iterations.
     pub kind: LoopKind,
@@ -246,21 +246,21 @@ pub struct Loop {
     pub body: Vec<Stmt>,
 }
 
-/// A statement.
+/// Statement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stmt {
     /// A loop.
     For(Loop),
-    /// `then` where the condition holds, else `otherwise`.
+    /// Runs `then` if the condition holds, else `otherwise`.
     If {
         /// The condition.
         cond: Cond,
-        /// Statements executed where the condition holds.
+        /// Statements executed if the condition holds.
         then: Vec<Stmt>,
-        /// Statements executed where it does not hold.
+        /// Statements executed if the condition does not hold.
         otherwise: Vec<Stmt>,
     },
-    /// Allocation of a temporary with undefined contents; its life ends with the enclosing block.
+    /// Allocation of a temporary with undefined contents, which lives until the end of the enclosing block.
     Alloc(BufferId),
     /// `buffer[index] = value`
     Store {
@@ -285,7 +285,7 @@ pub enum Stmt {
         /// `Not(True)` never holds.
         first: Cond,
     },
-    /// Prefetch of an element's cache line. It has no effect on values, and may be out of bounds.
+    /// Prefetch of an element's cache line, without effect on values; may be out of bounds.
     Prefetch {
         /// Buffer read or written soon.
         buffer: BufferId,
@@ -306,9 +306,9 @@ pub enum Stmt {
 /// Part of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// Preparation, once: fills kept buffers from inputs, as packed weights.
+    /// Preparation, run once: fills kept buffers from inputs, for example with packed weights.
     Prepare,
-    /// Body, each run.
+    /// Body, executed in each run.
     Body,
     /// Completion, after the body: converts kept buffers to outputs.
     Finish,
@@ -325,10 +325,10 @@ impl Part {
     }
 }
 
-/// Open (dynamic) size: a size whose value each run gives, such as the number of rows of a product.
+/// Open (dynamic) size, whose value is given for each run, such as the number of rows of a product.
 ///
-/// Loop extents may depend on it, and subscripts may have it as a summand. Buffers have the shape for its
-/// largest value, so that nothing but extents depends on it.
+/// Loop extents may depend on an open size, and subscripts may have it as a summand. Buffers have the shape
+/// for the largest value, so that shapes do not depend on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OpenSize {
     /// Name of the size, as in a workload's text; unique in the program.
@@ -355,7 +355,7 @@ impl OpenSize {
         Index::from(self.var).scale(self.step).offset(self.least)
     }
 
-    /// Value of the variable for a size; `None` where the size is not in the range.
+    /// Value of the variable for a size; `None` if the size is not in the range.
     pub fn steps_to(&self, size: i64) -> Option<i64> {
         let steps = size.checked_sub(self.least)?.checked_div(self.step)?;
         ((0..self.n_values).contains(&steps) && self.least + steps * self.step == size).then_some(steps)
@@ -385,7 +385,7 @@ impl Program {
     /// Buffer of an id.
     ///
     /// # Panics
-    /// If the id is of another program.
+    /// If the id belongs to another program.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
     }
@@ -426,13 +426,13 @@ impl Program {
         LoopId(self.loops.len() as u32 - 1)
     }
 
-    /// Ranges outside all loops: those of the open sizes.
+    /// Ranges outside all loops, which are those of the open sizes.
     pub fn ranges(&self) -> Ranges {
         Ranges::of_sizes(self.sizes.iter().map(|size| (size.var, size.n_values)))
     }
 
-    /// Program with a fixed value for each open size, in order, on the same buffers; `None` where a value is
-    /// not in its size's range.
+    /// Program with a fixed value for each open size, in order, on the same buffers; `None` if a value is not
+    /// in its size's range.
     pub fn at(&self, sizes: &[i64]) -> Option<Program> {
         if sizes.len() != self.sizes.len() {
             return None;
@@ -478,7 +478,7 @@ impl Program {
         Part::ALL.map(|(part, _)| self.part(part))
     }
 
-    /// Rewrites each part by `f`.
+    /// Rewrites each part with `f`.
     pub fn map_parts(mut self, mut f: impl FnMut(Vec<Stmt>) -> Vec<Stmt>) -> Program {
         for (part, _) in Part::ALL {
             let block = self.part_mut(part);
@@ -523,8 +523,8 @@ impl Stmt {
         a.into_iter().chain(b)
     }
 
-    /// Calls `visit` for the blocks directly inside, with the ranges of the loops around them, this one
-    /// included.
+    /// Calls `visit` for the blocks directly inside, with the ranges of the enclosing loops, including this
+    /// statement.
     pub fn each_block<'a>(&'a self, ranges: &mut Ranges, mut visit: impl FnMut(&'a [Stmt], &mut Ranges)) {
         match self {
             Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&l.body, ranges)),
@@ -532,7 +532,7 @@ impl Stmt {
         }
     }
 
-    /// Calls `visit` as [`Stmt::each_block`] does, on mutable blocks.
+    /// Mutable variant of [`Stmt::each_block`].
     pub fn each_block_mut(&mut self, ranges: &mut Ranges, mut visit: impl FnMut(&mut Vec<Stmt>, &mut Ranges)) {
         match self {
             Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&mut l.body, ranges)),
@@ -540,7 +540,8 @@ impl Stmt {
         }
     }
 
-    /// Whether a vectorized loop may contain the statement: a plain assignment, or an unrolled loop of such.
+    /// Whether a vectorized loop may contain the statement, which must be an assignment or an unrolled loop
+    /// of assignments.
     pub fn is_vectorizable(&self) -> bool {
         match self {
             Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => true,
@@ -652,7 +653,7 @@ impl Stmt {
     /// Calls `visit` for every buffer element that this statement itself reads, except by gathers, whose
     /// buffers are never written.
     ///
-    /// The old value that an update combines with counts as read.
+    /// The old value of an update counts as read.
     pub fn for_each_own_read<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
         self.own_nodes().for_each(|node| node.for_each_load(visit));
         if let Stmt::Update { buffer, index, .. } = self {

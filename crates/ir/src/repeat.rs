@@ -1,4 +1,4 @@
-//! Batching: a program that runs once for each element of a further, outermost dimension of dynamic extent.
+//! Batching, which repeats a program for each element of an additional outermost dimension of dynamic extent.
 
 use crate::expr::{Cond, Expr, Rewrite, Subscript};
 use crate::index::Index;
@@ -6,15 +6,15 @@ use crate::op::SizeRange;
 use crate::program::{BufferId, Loop, LoopKind, OpenSize, Program, Role, Stmt};
 
 /// Adds a batch dimension: repeats the body of a program for each element of a new outermost dimension of
-/// some of its arguments, such as the images of a batch. Its extent is an open size, whose value each run
-/// gives.
+/// some of its arguments, such as the images of a batch. The extent is an open size, whose value is given for
+/// each run.
 ///
-/// `along` says of each argument, in order, whether it has the dimension; the others are the same for all.
-/// Parts of the program that prepare or keep something run once.
+/// `along` says for each argument, in order, whether it has the dimension; other arguments are shared by all
+/// repetitions. The preparation of the program runs once.
 ///
 /// # Panics
-/// If `along` does not fit the arguments, or the program has a part behind its body: callers repeat what
-/// neither lays an output out nor has one that all repetitions would write.
+/// If `along` does not match the arguments, or if the program has a `finish` part. Callers must not repeat a
+/// program that converts the layout of an output, or one with an output that all repetitions would write.
 pub fn repeat(mut program: Program, name: &str, range: SizeRange, along: &[bool]) -> Program {
     let arguments: Vec<BufferId> = program.arguments().map(|(id, _)| id).collect();
     assert_eq!(arguments.len(), along.len(), "invariant: an answer for each argument");
@@ -41,7 +41,7 @@ pub fn repeat(mut program: Program, name: &str, range: SizeRange, along: &[bool]
     program
 }
 
-/// Accesses of some buffers, with a subscript ahead of the others.
+/// Rewriter that prepends a subscript to the accesses of some buffers.
 struct Moved<'a> {
     is_along: &'a dyn Fn(&BufferId) -> bool,
     ahead: Index,

@@ -1,4 +1,4 @@
-//! Targets: facts about a machine for schedules and code generation.
+//! Targets, which describe a machine for schedules and code generation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,9 +20,9 @@ pub enum Arch {
 pub enum GpuApi {
     /// OpenCL C source, for any device with an OpenCL driver.
     OpenCl,
-    /// PTX, for GPUs of NVIDIA.
+    /// PTX, for NVIDIA GPUs.
     Cuda,
-    /// Machine code, for GPUs of AMD.
+    /// Machine code, for AMD GPUs.
     AmdGpu,
 }
 
@@ -42,22 +42,23 @@ impl Arch {
     }
 }
 
-/// Machine to generate code for: vector widths, register counts and cache sizes, as templates use them.
+/// Machine to generate code for, with vector widths, register counts and cache sizes for templates.
 ///
-/// Its text says all of it and reads back, as
+/// The text form is complete and can be parsed back, for example
 /// `x86_64/znver4/512:registers=32,fma=1,l1d=32768,l2=1048576,l3=33554432,features=+avx512f,-sse4a` or
-/// `cuda/sm_90a:vector=128,fma=1,l1d=…,l2=…,l3=…,warp=32,threads=1024,…,features=`; what stands ahead of the
-/// colon is its [name](Target::name) in records.
+/// `cuda/sm_90a:vector=128,fma=1,l1d=…,l2=…,l3=…,warp=32,threads=1024,…,features=`; the part before the colon
+/// is its [name](Target::name) in records.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     /// Instruction set family.
     pub arch: Arch,
-    /// Name of the CPU for LLVM, such as `znver5`, `x86-64-v3` or `cortex-a53`; of a GPU its kind, such as
-    /// `sm_90a` or the name that an OpenCL device gives itself.
+    /// Name of the CPU in LLVM, such as `znver5`, `x86-64-v3` or `cortex-a53`; for a GPU, its kind, such as
+    /// `sm_90a` or the device name that OpenCL reports.
     pub cpu: String,
-    /// LLVM's feature string (`+avx512f,-sse4a`), empty for what `cpu` implies.
+    /// LLVM's feature string (`+avx512f,-sse4a`); empty for the features that `cpu` implies.
     pub features: String,
-    /// Width in bits of the widest vector registers worth using; on a GPU, of a thread's widest load.
+    /// Width in bits of the widest vector registers worth using; on a GPU, the width of a thread's widest
+    /// load.
     pub vector_bits: u32,
     /// Number of vector registers; 0 for a GPU.
     pub n_vector_registers: u32,
@@ -69,11 +70,11 @@ pub struct Target {
     pub l2_bytes: u64,
     /// Last-level cache, in bytes.
     pub l3_bytes: u64,
-    /// Facts about the GPU; `None` for a CPU.
+    /// Properties of the GPU; `None` for a CPU.
     pub gpu: Option<Gpu>,
 }
 
-/// Facts about a GPU for schedules and code generation.
+/// Properties of a GPU for schedules and code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gpu {
     /// Threads of a warp (wavefront, subgroup).
@@ -98,7 +99,7 @@ pub struct Gpu {
     pub unit_threads: u32,
     /// f32 multiply-adds per cycle of a multiprocessor.
     pub unit_fmas: u32,
-    /// TF32 multiply-adds per cycle of a multiprocessor's tensor cores, twice as many for f16; 0 without
+    /// TF32 multiply-adds per cycle of a multiprocessor's tensor cores, half of the f16 rate; 0 without
     /// tensor cores.
     pub tensor_fmas: u32,
     /// Whether f64 arithmetic is supported.
@@ -123,7 +124,7 @@ pub struct Generic {
     has_fma: bool,
     caches_kib: [u64; 3],
     gpu: Option<Gpu>,
-    /// Features, as LLVM names them, beyond what every CPU of the family has.
+    /// LLVM features in addition to those of every CPU of the family.
     features: &'static str,
     /// Part number of an Arm CPU in `/proc/cpuinfo`.
     pub part: Option<&'static str>,
@@ -147,17 +148,18 @@ pub struct Core {
 
 /// Current x86-64 cores.
 const X86_CORE: Core = Core { issues: 6.0, fmas: 2.0, loads: 2.0, sum_latency: 4.0, overlaps: true };
-/// Cortex-A53 and A55 (LLVM's AArch64SchedA53.td and A55.td, and ncnn's measurements of what they issue
-/// together): in order, two instructions at most; a load of 128 bits holds multiply-adds up for two cycles.
+/// Cortex-A53 and A55 (LLVM's AArch64SchedA53.td and A55.td, and ncnn's measurements of dual issue): in
+/// order, at most two instructions; a 128-bit load delays multiply-adds by two cycles.
 const A53_CORE: Core = Core { issues: 2.0, fmas: 1.0, loads: 0.5, sum_latency: 4.0, overlaps: false };
-/// Cortex-A57 and A72 (Arm's software optimisation guides UAN 0015B and 0016A): three instructions; a
-/// multiply-add of 128 bits takes both pipelines, a sum is passed on after four cycles.
+/// Cortex-A57 and A72 (Arm's software optimisation guides UAN 0015B and 0016A): three instructions; a 128-bit
+/// multiply-add takes both pipelines, and an accumulator is forwarded after four cycles.
 const A72_CORE: Core = Core { issues: 3.0, fmas: 1.0, loads: 1.0, sum_latency: 4.0, overlaps: true };
 /// Cortex-A76 and Neoverse N1 (Arm's software optimisation guides PJDOC-466751330-7215 and -9707): four
-/// instructions decoded, two pipelines for vectors and two for loads, a sum is passed on after two cycles.
+/// instructions decoded, two vector pipelines and two for loads; an accumulator is forwarded after two
+/// cycles.
 const A76_CORE: Core = Core { issues: 4.0, fmas: 2.0, loads: 2.0, sum_latency: 2.0, overlaps: true };
-/// Neoverse V1 (Arm's software optimisation guide PJDOC-466751330-9685): four pipelines for vectors of 128
-/// bits, two for loads of vectors, a sum is passed on after two cycles.
+/// Neoverse V1 (Arm's software optimisation guide PJDOC-466751330-9685): four 128-bit vector pipelines, two
+/// pipelines for vector loads; an accumulator is forwarded after two cycles.
 const V1_CORE: Core = Core { issues: 8.0, fmas: 4.0, loads: 2.0, sum_latency: 2.0, overlaps: true };
 
 const X86_64: Generic = Generic {
@@ -190,7 +192,7 @@ const AARCH64: Generic = Generic {
     core: A72_CORE,
 };
 
-/// A CPU of Arm's by LLVM's name for it.
+/// Row of an Arm CPU, by its LLVM name.
 const fn arm(
     name: &'static str,
     text: &'static str,
@@ -202,7 +204,7 @@ const fn arm(
     Generic { name, text, cpu: name, part: Some(part), features, caches_kib, core, ..AARCH64 }
 }
 
-/// Lower bounds for today's OpenCL devices; a driver tells the real numbers.
+/// Lower bounds for current OpenCL devices; a driver reports the real numbers.
 const SMALL_GPU: Gpu = Gpu {
     warp_size: 32,
     most_threads: 1024,
@@ -222,13 +224,13 @@ const SMALL_GPU: Gpu = Gpu {
 };
 
 impl Gpu {
-    /// Facts common to NVIDIA's GPUs of a compute capability, given as ten times its value: 89 for the RTX
+    /// Properties common to NVIDIA GPUs of a compute capability, given as ten times its value: 89 for the RTX
     /// 4090.
     ///
     /// # Source
     /// NVIDIA, "CUDA C++ Programming Guide", version 12.9, tables of arithmetic instructions and of compute
-    /// capabilities; tensor cores as in the papers on the architectures, without sparsity, of GeForce as its
-    /// professional sisters have them.
+    /// capabilities; tensor cores from the architecture whitepapers, without sparsity; GeForce GPUs have the
+    /// numbers of the corresponding professional GPUs.
     pub const fn of_capability(capability: u32) -> Gpu {
         let unit_threads = match capability {
             75 => 1024,
@@ -240,7 +242,7 @@ impl Gpu {
             ..70 => 0,
             70..80 | 81..90 | 120.. => 256,
             80 => 512,
-            // Warps by themselves (`mma.sync`) have some 62 % of what groups of four have.
+            // Single warps (`mma.sync`) reach some 62 % of the throughput of warpgroups.
             90..120 => 640,
         };
         let has_f16 = capability >= 60 && capability != 61;
@@ -263,8 +265,8 @@ const OPENCL: Generic = Generic {
     core: X86_CORE,
 };
 
-/// A GPU of NVIDIA's by its compute capability: its last cache, how much of shared memory a block may have,
-/// both in KiB, and how many units there are.
+/// Row of an NVIDIA GPU by its compute capability; `numbers` are the last-level cache and the shared memory
+/// of a block, both in KiB, and the number of multiprocessors.
 const fn cuda(name: &'static str, text: &'static str, capability: u32, numbers: [u64; 3]) -> Generic {
     let [l2_kib, shared_kib, n_units] = numbers;
     let gpu = Gpu { most_shared_bytes: shared_kib << 10, n_units: n_units as u32, ..Gpu::of_capability(capability) };
@@ -288,7 +290,7 @@ const fn amdgpu(name: &'static str, text: &'static str, l2_kib: u64, n_units: u3
     Generic { name, text, arch, cpu: name, caches_kib: [16, l2_kib, l2_kib], gpu: Some(gpu), ..OPENCL }
 }
 
-/// CPUs with dot products of 8-bit integers, by LLVM's names for them.
+/// CPUs with dot products of 8-bit integers, by their LLVM names.
 ///
 /// # Source
 /// LLVM 22's `X86.td`: features `avx512vnni` and `avxvnni`.
@@ -342,7 +344,7 @@ pub const GENERIC: &[Generic] = &[
         ..X86_64
     },
     AARCH64,
-    // Caches as in the machine that is named, the last two shared by its cores.
+    // Caches of the named machine; the last two are shared by its cores.
     arm("cortex-a53", "Arm Cortex-A53: NEON (Raspberry Pi 3)", "0xd03", "+neon", [32, 512, 512], A53_CORE),
     arm("cortex-a55", "Arm Cortex-A55: dot products", "0xd05", "+neon,+fullfp16,+dotprod", [32, 128, 1024], A53_CORE),
     arm("cortex-a57", "Arm Cortex-A57: NEON", "0xd07", "+neon", [32, 2048, 2048], A72_CORE),
@@ -372,7 +374,7 @@ pub const GENERIC: &[Generic] = &[
         V1_CORE,
     ),
     OPENCL,
-    // The numbers of NVIDIA's are from where [`Gpu::of_capability`] has its own.
+    // The numbers of NVIDIA GPUs have the same source as [`Gpu::of_capability`].
     cuda("sm_52", "NVIDIA GTX 980 and its like", 52, [2048, 48, 16]),
     cuda("sm_61", "NVIDIA GTX 1080 Ti and its like", 61, [2816, 48, 28]),
     cuda("sm_70", "NVIDIA V100", 70, [6144, 96, 80]),
@@ -414,8 +416,8 @@ impl Target {
         GENERIC.iter().find(|generic| generic.name == name).map(Generic::target)
     }
 
-    /// Name in records: family, CPU and vector width; for a GPU without the width. A machine that hides its
-    /// CPU's dot product instructions, as virtual ones do, has a name of its own.
+    /// Name in records: family, CPU and vector width, for a GPU without the width. A machine without its
+    /// CPU's dot product instructions, such as a virtual machine that hides them, has a distinct name.
     pub fn name(&self) -> String {
         let hides_dot4 = || !self.features.is_empty() && self.widens_bytes() && CPUS_WITH_DOT4.contains(&&*self.cpu);
         match self.arch {
@@ -425,7 +427,7 @@ impl Target {
         }
     }
 
-    /// Throughput of the core; of the family's default CPU where this one is unknown.
+    /// Throughput of the core; that of the family's default CPU if this one is unknown.
     pub fn core(&self) -> Core {
         match self.arch {
             Arch::X86_64 | Arch::Gpu(_) => X86_CORE,
@@ -451,15 +453,15 @@ impl Target {
         self.arch == Arch::Gpu(GpuApi::Cuda) && self.cpu == "sm_90a"
     }
 
-    /// Whether it is a GPU of NVIDIA's of this version or a later one.
+    /// Whether this is an NVIDIA GPU of this compute capability or a later one.
     fn is_since(&self, least: u32) -> bool {
         let version = self.cpu.strip_prefix("sm_").map(|v| v.trim_end_matches(|c: char| !c.is_ascii_digit()));
         self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= least)
     }
 
     /// Number of 32-bit accumulators to which one instruction adds dot products of four 8-bit integers each
-    /// (`vpdpbusd` and its kin, `sdot`, `udot`, `usdot`), for operands that are signed as given; 0 without
-    /// such.
+    /// (`vpdpbusd` and variants, `sdot`, `udot`, `usdot`), for operands with the given signedness; 0 without
+    /// such an instruction.
     pub fn dot4_lanes(&self, signed: [bool; 2]) -> usize {
         let is_mixed = signed[0] != signed[1];
         let has = |name| self.feature(name) == Some(true);
@@ -473,21 +475,21 @@ impl Target {
         }
     }
 
-    /// Whether 8-bit integers are best widened to 16 bits and multiplied in pairs (`vpmaddwd`, `vpaddd`): on
-    /// x86-64 without dot products of four. This is up to twice as fast as f32.
+    /// Whether 8-bit integers are best widened to 16 bits and multiplied in pairs (`vpmaddwd`, `vpaddd`), as
+    /// on x86-64 without dot products of four. This is up to twice as fast as f32.
     pub fn widens_bytes(&self) -> bool {
         let has_none = || [[false, true], [true, true]].iter().all(|signed| self.dot4_lanes(*signed) == 0);
         self.arch == Arch::X86_64 && has_none()
     }
 
-    /// Whether bytes and weights of 7 bits are best multiplied as they are (`vpmaddubsw`), where others are
-    /// widened: their sums of two products fit 16 bits.
+    /// Whether unsigned bytes and 7-bit weights are best multiplied without widening (`vpmaddubsw`), as sums
+    /// of two of their products fit 16 bits.
     pub fn adds_pairs_of_bytes(&self) -> bool {
         self.widens_bytes() && self.vector_bits >= 256
     }
 
     /// Number of f32 accumulators to which one instruction adds dot products of two bf16 numbers each
-    /// (`vdpbf16ps`); 0 without such.
+    /// (`vdpbf16ps`); 0 without such an instruction.
     pub fn dot2_lanes(&self) -> usize {
         let has = |name| self.feature(name) == Some(true);
         match self.arch {
@@ -497,27 +499,26 @@ impl Target {
         }
     }
 
-    /// Whether a core multiplies pairs of bf16 numbers faster than f32: AMD's does so at twice the rate,
-    /// Intel's, whose products of bf16 are meant to be those of AMX, at half of it.
+    /// Whether a core multiplies pairs of bf16 numbers faster than f32. AMD cores do so at twice the rate of
+    /// f32; Intel cores, which rely on AMX for bf16 products, at half of it.
     pub fn prefers_dot2(&self) -> bool {
         self.dot2_lanes() > 0 && self.cpu.starts_with("znver")
     }
 
-    /// Whether a feature is on or off in the feature string, by LLVM's name; `None` where the string does not
-    /// mention it.
+    /// State of a feature in the feature string, by its LLVM name; `None` if the string does not mention it.
     pub fn feature(&self, name: &str) -> Option<bool> {
         let given = self.features.split(',').rev().find(|word| word.get(1..) == Some(name));
         given.map(|word| word.starts_with('+'))
     }
 
-    /// Elements of a type per vector register; f16 and bf16 count as f32.
+    /// Number of elements of a type per vector register; f16 and bf16 count as f32.
     pub fn lanes(&self, dtype: crate::DType) -> i64 {
         let held = if dtype.is_half() { dtype.arithmetic() } else { dtype };
         i64::from(self.vector_bits / 8) / held.bytes() as i64
     }
 }
 
-/// All that is known of it.
+/// Formats the complete description.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Target { n_vector_registers, has_fma, l1d_bytes, l2_bytes, l3_bytes, features, .. } = self;
@@ -535,7 +536,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// A number of a GPU, in the text of a target.
+/// Numeric property of a GPU, in the text of a target.
 enum GpuField<'g> {
     Number(&'g mut u32),
     Bytes(&'g mut u64),
@@ -551,7 +552,7 @@ impl GpuField<'_> {
         }
     }
 
-    /// Whether the number fits.
+    /// Sets the number; false if it does not fit.
     fn set(&mut self, value: u64) -> bool {
         match self {
             GpuField::Number(n) => return u32::try_from(value).map(|value| **n = value).is_ok(),
@@ -563,7 +564,7 @@ impl GpuField<'_> {
 }
 
 impl Gpu {
-    /// Every number with its key in the text of a target.
+    /// All numbers with their keys in the text of a target.
     fn fields(&mut self) -> [(&'static str, GpuField<'_>); 19] {
         let [threads_x, threads_y, threads_z] = &mut self.most_threads_along;
         let [blocks_x, blocks_y, blocks_z] = &mut self.most_blocks_along;
@@ -597,7 +598,7 @@ impl Gpu {
 pub struct TargetError {
     /// Text given.
     pub given: String,
-    /// Text that was expected.
+    /// Expected text.
     pub expected: &'static str,
 }
 
@@ -694,7 +695,8 @@ mod tests {
         check("sm_90a", "", [0, 0, 0]);
     }
 
-    /// Records of a machine that has them are no records of one that hides them.
+    /// Checks that a machine that hides dot product instructions does not share records with one that has
+    /// them.
     #[test]
     fn machines_that_hide_dot_products_have_names_of_their_own() {
         let check = |cpu: &str, features: &str, expected: (bool, &str)| {
@@ -722,7 +724,7 @@ mod tests {
         assert_eq!(Target::named("sm_90a").unwrap().dot2_lanes(), 0);
     }
 
-    /// Names that databases are full of.
+    /// Checks names that existing databases contain.
     #[test]
     fn names_in_records_stay() {
         let names: Vec<String> = GENERIC.iter().map(|generic| generic.target().name()).collect();

@@ -1,27 +1,27 @@
-//! Verifier: the rules that every program obeys between passes.
+//! Verifier of the rules that every program obeys between passes.
 //!
 //! 1. Names of loops are valid ([`is_name`]) and unique; so are names of buffers.
 //! 2. Every extent of a buffer is at least one and its size in bytes fits 63 bits.
-//! 3. Loop and buffer numbers exist, a loop variable is used inside its loop only, no loop is nested in one
-//!    of the same variable, and an access has as many subscripts as its buffer has dimensions.
-//!    The variable of an open size has no loop and is in scope in all of `run`. The size is at least one, has
-//!    at least one value, and a name of its own.
+//! 3. Loop and buffer ids exist, a loop variable is used inside its loop only, no loop is nested in one of
+//!    the same variable, and an access has as many subscripts as its buffer has dimensions. The variable of
+//!    an open size has no loop and is in scope in all of `run`. The size is at least one, has at least one
+//!    value, and a unique name.
 //! 4. A divisor in an index is at least one, and no index can exceed 2⁵⁰, so that bounds never overflow.
-//! 5. Every access is within its buffer. Proven from the loop extents and from the conditions around the
-//!    access (of guards and selects; the right side of `&&` knows the left), or by trying every iteration
-//!    where there are few. An access with a counterexample is an error; one that is neither proven nor
-//!    refuted is reported by [`check`] as [`Unproven`] and is no error. A prefetch may miss its buffer.
-//! 6. Temporaries, and only they, are allocated, before use and in the same or an enclosing block, and not
-//!    again inside their life except in the block that allocated them.
+//! 5. Every access is within its buffer. This is proven from the loop extents and from the conditions around
+//!    the access (of guards and selects; the left side of `&&` holds on the right), or by trying every
+//!    iteration if there are few. An access with a counterexample is an error; one that is neither proven nor
+//!    refuted is not an error, but [`check`] reports it as [`Unproven`]. A prefetch may be out of bounds.
+//! 6. Only temporaries are allocated, and each before its use, in the same or an enclosing block. During
+//!    their lifetime, they may be allocated again only in the block that allocated them.
 //! 7. Inputs are never written. Kept buffers are written in `prepare` or in `run`, but not in both, as a
-//!    second run would find what the first one left; outputs in `run` or `finish`. `prepare` reads no
-//!    outputs, `finish` no inputs. What is gathered from is an input, which nothing writes.
-//! 8. A vectorized loop contains only stores, updates, prefetches and unrolled loops of such.
-//! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of a loop around it.
-//! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one
-//!     iteration writes an element of a buffer that lives beyond the iteration, no other writes or reads it.
-//!     See [`find_race`].
-//! 11. A tensor core's loop is a product that one computes so: [`products::check`].
+//!    second run would see the results of the first; outputs are written in `run` or `finish`. `prepare`
+//!    reads no outputs, `finish` no inputs. Gathers read inputs only.
+//! 8. A vectorized loop contains only stores, updates, prefetches and unrolled loops of these.
+//! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of an enclosing loop.
+//! 10. Iterations of parallel, vectorized, block and thread loops are independent: if one iteration writes an
+//!     element of a buffer that outlives the iteration, no other iteration writes or reads it. See
+//!     [`find_race`].
+//! 11. A loop marked as a tensor product can be computed by that tensor instruction: [`products::check`].
 
 use crate::dependence::{DataRace, find_race};
 use crate::expr::{Cond, Expr, Subscript};
@@ -32,7 +32,7 @@ use crate::program::{BufferId, Loop, LoopKind, OpenSize, Part, Program, Role, St
 use crate::text::{index_to_string, is_name, loop_name};
 use thiserror::Error;
 
-/// Violation of a verifier rule. The pass or the person that wrote the program is at fault.
+/// Violation of a verifier rule, an error of the pass or the author of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum VerifyError {
     /// Invalid name (rule 1).
@@ -123,7 +123,7 @@ pub enum VerifyError {
         /// Loop variables of the counterexample.
         place: IterationPoint,
     },
-    /// Allocation of a buffer that is no temporary (rule 6).
+    /// Allocation of a buffer that is not a temporary (rule 6).
     #[error("{buffer} is {} and cannot be allocated", role_name(*role))]
     AllocOfArgument {
         /// The buffer's name.
@@ -137,7 +137,7 @@ pub enum VerifyError {
         /// The buffer's name.
         buffer: String,
     },
-    /// Temporary allocated again inside its life (rule 6).
+    /// Temporary allocated again during its lifetime (rule 6).
     #[error("{buffer} is allocated inside its own life")]
     Reallocated {
         /// The buffer's name.
@@ -163,7 +163,7 @@ pub enum VerifyError {
         /// Part: `prepare` or `finish`.
         part: &'static str,
     },
-    /// Gather from a buffer that is no input (rule 7).
+    /// Gather from a buffer that is not an input (rule 7).
     #[error("{} {buffer} is gathered from, which only inputs are", role_name(*role))]
     Gathered {
         /// The buffer's name.
@@ -196,7 +196,7 @@ pub enum VerifyError {
     TileProduct {
         /// Name of the loop variable.
         var: String,
-        /// Reason why it is no such product.
+        /// Reason why the loop is not such a product.
         why: &'static str,
     },
     /// Data race between iterations of a loop (rule 10).
@@ -210,7 +210,7 @@ pub enum VerifyError {
         buffer: String,
         /// Access that writes.
         first: String,
-        /// Conflicting access in another iteration; equal to `first` where it conflicts with itself.
+        /// Conflicting access in another iteration; equal to `first` if the access conflicts with itself.
         second: String,
     },
 }
@@ -238,18 +238,19 @@ pub struct Unproven {
 /// Checks a program against all rules.
 ///
 /// # Errors
-/// The first rule found broken.
+/// The first violation found.
 ///
 /// # Cost
-/// Some microseconds a statement; for rule 10 a pair of accesses to one written buffer counts as a statement.
+/// Some microseconds per statement; for rule 10, a pair of accesses to one written buffer counts as a
+/// statement.
 pub fn verify(program: &Program) -> Result<(), VerifyError> {
     check(program).map(drop)
 }
 
-/// Checks as [`verify`] does, and returns the accesses that are neither proven nor refuted to be in bounds.
+/// Checks like [`verify`], and returns the accesses that are neither proven nor refuted to be in bounds.
 ///
 /// # Errors
-/// The first rule found broken.
+/// The first violation found.
 pub fn check(program: &Program) -> Result<Vec<Unproven>, VerifyError> {
     tables(program)?;
     let sizes: Vec<Loop> = program.sizes.iter().map(loop_of_size).collect();
@@ -302,18 +303,18 @@ fn is_open_size(program: &Program, size: &OpenSize) -> bool {
     is_name(&size.name) && (size.var.0 as usize) < program.loops.len() && is_alone && has_values
 }
 
-/// The loop that stands for an open size around all parts: bounds hold in all of its iterations.
+/// Loop around all parts that represents an open size, so that bounds must hold for all of its values.
 fn loop_of_size(size: &OpenSize) -> Loop {
     Loop { var: size.var, extent: size.n_values.into(), kind: LoopKind::Serial, body: Vec::new() }
 }
 
-/// Largest magnitude of an index; bounds of accepted ones stay far from overflow.
+/// Largest accepted magnitude of an index, far from overflow.
 const MAX_MAGNITUDE: i128 = 1 << 50;
 
-/// Iterations tried at most to prove or refute an access.
+/// Maximum number of iterations tried to prove or refute an access.
 const MAX_TRIES: u64 = 1 << 14;
 
-/// Facts that hold at a point: the loops, and indices that a condition shows not to be negative.
+/// Facts at a point of the program: the loops, and indices that conditions imply to be nonnegative.
 #[derive(Default)]
 struct KnownFacts {
     ranges: Ranges,
@@ -323,7 +324,7 @@ struct KnownFacts {
 }
 
 impl KnownFacts {
-    /// A bound of the magnitude of an index and of all that bounding it computes.
+    /// Upper bound of the magnitudes of an index and of all intermediate values of bounding it.
     fn magnitude(&self, e: &Index) -> i128 {
         e.terms().iter().fold(i128::from(e.constant().unsigned_abs()), |sum, (atom, c)| {
             let part = match atom {
@@ -335,7 +336,7 @@ impl KnownFacts {
         })
     }
 
-    /// Adds what follows from a condition that holds, or does not.
+    /// Adds the facts that follow from a condition that holds, or that does not hold.
     fn assume(&mut self, cond: &Cond, holds: bool) {
         match cond {
             Cond::Lt(a, b) if holds => self.facts.push(b.sub(a).offset(-1)),
@@ -352,8 +353,8 @@ impl KnownFacts {
 
     /// Whether `e < bound` is known, by adding multiples of up to `n_facts` facts to `e`.
     ///
-    /// A fact is never negative, so what bounds `e + λ·fact` bounds `e`; λ is chosen such that an atom
-    /// cancels, scaling both sides where it must.
+    /// A fact is never negative, so an upper bound of `e + λ·fact` is one of `e`; λ is chosen such that an
+    /// atom cancels, and both sides are scaled if necessary.
     fn is_below(&self, e: &Index, bound: i64, n_facts: usize) -> bool {
         if self.ranges.upper(e).is_some_and(|u| u < bound) {
             return true;
@@ -386,7 +387,7 @@ impl KnownFacts {
 #[derive(Clone, Copy)]
 enum Around<'a> {
     Loop(&'a Loop),
-    /// A condition, and whether it holds.
+    /// Condition, and whether it holds.
     Cond(&'a Cond, bool),
 }
 
@@ -398,7 +399,7 @@ struct Checker<'a> {
     prepared: Vec<bool>,
     known: KnownFacts,
     around: Vec<Around<'a>>,
-    /// Temporaries that live here, by buffer.
+    /// Whether each buffer is a live temporary.
     alive: Vec<bool>,
     unproven: Vec<Unproven>,
 }
@@ -503,7 +504,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks something that is reached where a condition holds, or does not.
+    /// Runs a check under the assumption that a condition holds, or that it does not hold.
     fn under(&mut self, cond: &'a Cond, holds: bool, check: impl FnOnce(&mut Self) -> Checked) -> Checked {
         let n_facts = self.known.facts.len();
         self.known.assume(cond, holds);
@@ -602,7 +603,7 @@ impl<'a> Checker<'a> {
         self.within(id, index)
     }
 
-    /// Rules 3, 4 and 6 for an access.
+    /// Checks rules 3, 4 and 6 for an access.
     fn subscripts(&self, id: BufferId, index: &[Index]) -> Checked {
         let buffer = self.program.buffers.get(id.0 as usize).ok_or(VerifyError::UnknownBuffer { id: id.0 })?;
         let (name, rank, n_subscripts) = (|| buffer.name.clone(), buffer.shape.len(), index.len());
@@ -615,7 +616,7 @@ impl<'a> Checker<'a> {
         index.iter().try_for_each(|i| self.index(i))
     }
 
-    /// Rules 3 and 4 for an index.
+    /// Checks rules 3 and 4 for an index.
     fn index(&self, e: &Index) -> Checked {
         let text = || index_to_string(self.program, e);
         let mut unbound = None;
@@ -636,7 +637,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Rule 5.
+    /// Checks rule 5 for an access.
     fn within(&mut self, id: BufferId, index: &[Index]) -> Checked {
         let buffer = self.program.buffer(id);
         let proven =
@@ -663,7 +664,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Rule 10, for a loop whose inside is checked.
+    /// Checks rule 10 for a loop whose body is already checked.
     fn races(&self, l: &'a Loop) -> Checked {
         let Some(DataRace { buffer, write, other }) = find_race(l, &self.known.ranges) else { return Ok(()) };
         let name = &self.program.buffer(buffer).name;
@@ -691,15 +692,15 @@ fn bad_divisor(e: &Index) -> Option<i64> {
 
 /// Result of trying iterations of the loops around an access.
 enum Tried {
-    /// The subscripts are out of bounds there.
+    /// Subscripts out of bounds, and the iteration.
     Counterexample(Vec<i64>, IterationPoint),
-    /// Every iteration was tried.
+    /// All iterations were tried, without a counterexample.
     AllFine,
     SomeFine,
 }
 
-/// Tries iterations of the loops around an access: all where they are few, else the first and
-/// last of each loop.
+/// Search over iterations of the loops around an access: all if they are few, else the first and last of each
+/// loop.
 struct IterationSearch<'a> {
     program: &'a Program,
     around: &'a [Around<'a>],
@@ -731,8 +732,8 @@ impl<'a> IterationSearch<'a> {
         e.eval(&|v| self.values[v.0 as usize])
     }
 
-    /// Tries what is inside the first `depth` of the things around; `certain` while no condition on
-    /// values was passed.
+    /// Tries the iterations inside the first `depth` enclosing loops and conditions; `certain` is true if
+    /// these include no condition on values.
     fn descend(
         &mut self,
         depth: usize,
@@ -751,7 +752,7 @@ impl<'a> IterationSearch<'a> {
                     return None;
                 }
                 if !certain {
-                    // Perhaps never reached: neither a counterexample nor fine.
+                    // The access may never be reached, which proves nothing.
                     self.left = 0;
                     return None;
                 }
@@ -764,7 +765,7 @@ impl<'a> IterationSearch<'a> {
             Some(Around::Cond(cond, holds)) => {
                 let now = self.cond(cond);
                 if now == Some(!holds) {
-                    // An iteration that does not get here was tried, too.
+                    // Iterations that do not reach the access count as tried, too.
                     self.left -= 1;
                     return None;
                 }
@@ -796,7 +797,7 @@ impl<'a> IterationSearch<'a> {
         }
     }
 
-    /// Whether the condition holds; unknown where it depends on values.
+    /// Whether the condition holds; `None` if it depends on values.
     fn cond(&self, cond: &Cond) -> Option<bool> {
         match cond {
             Cond::True => Some(true),

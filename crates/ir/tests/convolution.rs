@@ -1,5 +1,5 @@
-//! Whole schedules of convolutions, as templates make them: every step is legal, and nothing changes in what
-//! they compute, scheduled or lowered.
+//! Complete schedules of convolutions, like those of templates: every step is legal and preserves the
+//! results, before and after lowering.
 
 mod sources;
 
@@ -7,7 +7,8 @@ use sources::{difference, outputs, tolerance};
 use tilewright_ir::schedule::{apply, parse_steps};
 use tilewright_ir::{Program, lower, verify};
 
-/// Applies steps to the program of a line; what it computes is the same after all of them, and lowered.
+/// Applies steps to the program of a line and checks that its results stay the same, before and after
+/// lowering.
 fn scheduled(line: &str, steps: &str) -> Program {
     let source = sources::program(line);
     let steps = parse_steps(steps).unwrap_or_else(|e| panic!("{e}"));
@@ -26,7 +27,8 @@ fn scheduled(line: &str, steps: &str) -> Program {
     program
 }
 
-/// Channels in blocks, padding for a few rows at a time, a register tile of result columns and channels.
+/// Schedules blocked channels, padding for a few rows at a time, and a register tile of result columns and
+/// channels.
 #[test]
 fn direct_in_blocks_of_channels() {
     let steps = "
@@ -51,8 +53,8 @@ fn direct_in_blocks_of_channels() {
     }
 }
 
-/// Blocked layouts after stages were moved: padding with each block of rows, the result's tile
-/// with its epilogue.
+/// Schedules blocked layouts after moving stages: padding with each block of rows, the result's tile with its
+/// epilogue.
 #[test]
 fn layouts_of_moved_stages() {
     let steps = "
@@ -74,7 +76,7 @@ fn layouts_of_moved_stages() {
     }
 }
 
-/// The matrix product of im2col, whose tiles are gathered into panels from the operand itself.
+/// Schedules the matrix product of im2col, whose tiles are packed into panels directly from the operand.
 #[test]
 fn im2col_by_tiles() {
     let steps = "
@@ -100,7 +102,7 @@ fn im2col_by_tiles() {
     ] {
         scheduled(line, steps);
     }
-    // Padding for a tile, whose rows and columns are quotients and remainders.
+    // Padding for a tile whose rows and columns are quotients and remainders.
     let padded = steps.replace("inline pad", "").replace("layout col", "compute_at pad at pqo\n layout col");
     for (line, shape) in [
         ("conv:n=2,c=3,h=5,w=4,k=4,r=3,stride=2,dilation=1,pad=1,constant=1", [1, 3, 5, 5]),
@@ -164,8 +166,7 @@ fn winograd_by_rows_of_tiles() {
         (4, "conv:n=2,c=3,h=9,w=10,k=4,r=3,stride=1,dilation=1,pad=2,constant=0,dtype=f64"),
     ] {
         let program = scheduled(line, &steps(tile));
-        // Unrolled loops choose the rows of the transforms, so that no choice is left for when
-        // the program runs.
+        // Unrolled loops select the rows of the transforms, so that no select remains at run time.
         let lowered = lower::lower_verified(&program).to_string();
         for choice in ["acc.d.a ==", "acc.v.b ==", "acc.r.i ==", "qi =="] {
             assert!(!lowered.contains(choice), "{choice}\n{lowered}");

@@ -1,7 +1,6 @@
-//! Padded convolutions under tilings of the kind that templates make: lowering changes nothing
-//! that is computed.
+//! Lowering of padded convolutions with tilings like those of templates preserves the results.
 //!
-//! `TILEWRIGHT_CASES=20000` makes a long run of it. A failure is shrunk and printed with its steps.
+//! `TILEWRIGHT_CASES=20000` selects a long run. A failure is shrunk and printed with its steps.
 
 mod sources;
 
@@ -11,11 +10,11 @@ use sources::{difference, outputs, reversed};
 use tilewright_ir::schedule::{apply, parse_steps};
 use tilewright_ir::{Program, lower, text};
 
-/// Iterations that interpreting a case may take.
+/// Maximum number of interpreter iterations of a case.
 const LONGEST: u64 = 2_000_000;
 
-/// A two-dimensional convolution of images [c, h, w] with filters [c, r, s, k] into [p, q, k]; between
-/// neighbours of the input lie `up - 1` zeros, as where a strided convolution is transposed.
+/// Two-dimensional convolution of images [c, h, w] with filters [c, r, s, k] into [p, q, k]; `up - 1` zeros
+/// separate neighbours of the input, as in a transposed strided convolution.
 #[derive(Clone, Debug)]
 struct Convolution {
     channels: [i64; 2],
@@ -80,7 +79,7 @@ fn convolutions() -> impl Strategy<Value = Convolution> {
         .prop_filter("the filter fits", |c| c.output().iter().all(|&n| n > 0))
 }
 
-/// Steps in the order of a template; which of them, the factors and the order of loops vary.
+/// Random steps in the order of a template, with random factors and loop orders.
 fn steps() -> impl Strategy<Value = Vec<String>> {
     let split = |of: &'static str| {
         let tail = prop::sample::select(vec!["shrink", "guard"]);
@@ -109,7 +108,7 @@ fn steps() -> impl Strategy<Value = Vec<String>> {
 fn check(convolution: &Convolution, steps: &[String]) -> Result<(), TestCaseError> {
     let mut program = convolution.program();
     let expected = outputs(&program, LONGEST).expect("convolutions are small");
-    // Refused steps are left out.
+    // Illegal steps are skipped.
     let mut done = String::new();
     for step in parse_steps(&steps.join("\n")).expect("steps are well formed") {
         if let Ok(next) = apply(&program, &step) {
@@ -140,7 +139,7 @@ proptest! {
     }
 }
 
-/// A convolution of ResNet with 28 accumulators, as it is scheduled.
+/// Scheduled ResNet convolution with 28 accumulators.
 fn resnet() -> Program {
     let convolution = Convolution { channels: [64, 64], image: [56, 56], filter: [3, 3], stride: 1, pad: 1, up: 1 };
     let steps = "inline P
@@ -159,7 +158,7 @@ fn resnet() -> Program {
     steps.iter().fold(convolution.program(), |p, step| apply(&p, step).unwrap_or_else(|e| panic!("{step}: {e}")))
 }
 
-/// Everywhere but in the tiles at the left and right border, rows of the filter are all that is tested.
+/// Checks that only rows of the filter are tested, except in the tiles at the left and right border.
 #[test]
 fn no_tap_is_tested_in_the_middle() {
     let lowered = lower::lower_verified(&resnet()).to_string();

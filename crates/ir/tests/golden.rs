@@ -1,5 +1,4 @@
-//! Cases of `tests/golden`: a program, steps or lowering passes, and the program or the refusal
-//! that they give.
+//! Cases of `tests/golden`: a program, steps or lowering passes, and the resulting program or error.
 //!
 //! ```text
 //! # What the case shows.
@@ -13,9 +12,9 @@
 //! program …                              or `--- refused` and the message
 //! ```
 //!
-//! Sections but the first and the last may be left out. `BLESS=1` rewrites the last section;
-//! `CASE=split/shrink` runs cases whose path contains it. Every program on the way is verified, and
-//! interpreted to give what the first one does.
+//! All sections except the first and the last are optional. `BLESS=1` rewrites the last section;
+//! `CASE=split/shrink` runs the cases whose path contains this text. Every intermediate program is verified,
+//! and interpreted to check that it gives the results of the first.
 
 mod sources;
 
@@ -27,14 +26,14 @@ use tilewright_ir::gpu::simt::ThreadOrder;
 use tilewright_ir::schedule::{FORMS, Illegal, apply, parse_steps};
 use tilewright_ir::{Program, lower, lower_gpu, text, verify};
 
-/// Iterations that interpreting a case may take.
+/// Maximum number of interpreter iterations of a case.
 const LONGEST: u64 = 50_000_000;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
 }
 
-/// Every case by its path without the ending, such as `split/shrink`, with its text.
+/// All cases with their texts, by their paths without extension, such as `split/shrink`.
 fn cases() -> Vec<(String, String)> {
     let list = |dir: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
@@ -51,14 +50,14 @@ fn cases() -> Vec<(String, String)> {
         .collect()
 }
 
-/// A case, its sections without the line breaks at their ends.
+/// Case, with sections without trailing line breaks.
 struct Case<'a> {
     program: &'a str,
     steps: &'a str,
     passes: Vec<&'a str>,
-    /// Whether the last step is to be refused.
+    /// Whether the last step is expected to be refused.
     refused: bool,
-    /// All of the text before the last section's own.
+    /// Text before the body of the last section.
     before_expected: &'a str,
     expected: &'a str,
 }
@@ -97,7 +96,8 @@ fn start(program: &str) -> Result<Program, String> {
     }
 }
 
-/// Checks a step or pass: the program is valid, reads back, and computes what is expected.
+/// Checks the program after a step or pass: it is valid, can be parsed back, and computes the expected
+/// results.
 fn check(program: &Program, what: &str, expected: &[Vec<f64>], tolerance: f64) -> Result<(), String> {
     verify::verify(program).map_err(|e| format!("after {what}: {e}\n{program}"))?;
     if text::parse(&program.to_string()).as_ref() != Ok(program) {
@@ -107,7 +107,7 @@ fn check(program: &Program, what: &str, expected: &[Vec<f64>], tolerance: f64) -
     difference(&got, expected, tolerance).map_or(Ok(()), |how| Err(format!("after {what}: {how}\n{program}")))
 }
 
-/// Result of a case: the text of the last section, and the refusal where there is one.
+/// Result of a case: the text of the last section, and the error if a step is refused.
 fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
     let mut program = start(case.program)?;
     verify::verify(&program).map_err(|e| e.to_string())?;
@@ -151,7 +151,7 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
     Ok((program.to_string(), None))
 }
 
-/// Whether the cases are being rewritten.
+/// Whether `BLESS` is set.
 fn blessing() -> bool {
     std::env::var("BLESS").is_ok_and(|v| v == "1")
 }
@@ -182,7 +182,7 @@ fn cases_give_what_they_expect() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Every step, pass and kind of refusal has a case.
+/// Checks that every step, pass and kind of error has a case.
 #[test]
 fn cases_cover_steps_passes_and_refusals() {
     if blessing() {
@@ -221,7 +221,7 @@ const KINDS: [&str; 14] = [
     "too long",
 ];
 
-/// The compiler asks for a row here, and so for a case, where a refusal is added.
+/// Names a kind of error. The compiler requires a row for each new variant, and thus a case.
 fn kind(why: &Illegal) -> &'static str {
     KINDS[match why {
         Illegal::NoLoop(..) => 0,

@@ -1,7 +1,7 @@
-//! Kernels of GPU schedules: they compute what the program does in whatever order threads run, and what does
-//! not is found.
+//! Kernels of GPU schedules compute the program's results in any order of threads, and the interpreter finds
+//! faulty ones.
 //!
-//! `TILEWRIGHT_CASES=1000` makes a long run of random schedules.
+//! `TILEWRIGHT_CASES=1000` selects a long run of random schedules.
 
 mod common;
 mod sources;
@@ -18,12 +18,12 @@ use tilewright_ir::{Cond, Expr, GpuProgram, Index, Program, Stmt, Target, lower_
 const LONGEST: u64 = 50_000_000;
 const ORDERS: [ThreadOrder; 3] = [ThreadOrder::Forward, ThreadOrder::Reverse, ThreadOrder::Shuffled(7)];
 
-/// Schedules of each kind that one run tries.
+/// Number of schedules of each kind in one run.
 fn n_cases() -> usize {
     std::env::var("TILEWRIGHT_CASES").map_or(12, |n| n.parse().expect("a number of cases"))
 }
 
-/// The program's kernels, which compute the same to the last bit, in every order.
+/// Maps a program to kernels and checks that these compute bit-identical results in every order.
 #[track_caller]
 fn kernels(program: &Program) -> GpuProgram {
     verify::verify(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
@@ -47,20 +47,21 @@ fn n_barriers(gpu: &GpuProgram) -> usize {
 
 // Random schedules.
 
-/// A product in tiles of blocks and threads, with shared copies of both factors and sums in registers.
+/// Random schedule of a product: tiles of blocks and threads, shared copies of both factors, and sums in
+/// registers.
 fn matmul(random: &mut Random) -> Program {
     let [mut m, mut n, k] = [0; 3].map(|_| random.in_range(1, 37));
     let [threads_y, threads_x] = [0; 2].map(|_| random.pick(&[1, 2, 3, 4, 8]));
     let [rows, columns] = [0; 2].map(|_| random.pick(&[1, 2, 3, 4]));
     let inner = random.in_range(1, 9);
     let (tile_m, tile_n) = (threads_y * rows, threads_x * columns);
-    // A thread has neighbours, or every so manieth element.
+    // A thread has adjacent elements or strided ones.
     let split = |tile: &str, threads: i64, elements: i64, names: [&str; 2], strided: bool| match strided {
         true => format!("split {tile} {threads} -> {} {} shrink\n", names[1], names[0]),
         false => format!("split {tile} {elements} -> {} {} shrink\n", names[0], names[1]),
     };
     let [of_rows, of_columns] = [0; 2].map(|_| random.chance(40));
-    // Loops over elements can be inside then only where there are equally many.
+    // Loops over elements can then be inside only if all threads have the same number of elements.
     for (size, tile, strided) in [(&mut m, tile_m, of_rows), (&mut n, tile_n, of_columns)] {
         if strided {
             *size = *size / tile * tile + tile;
@@ -82,7 +83,7 @@ fn matmul(random: &mut Random) -> Program {
         }
     }
     for copy in if copies { &["A.s", "B.s"][..] } else { &[] } {
-        // Each thread copies elements apart, or some neighbours; or only threads along one axis do.
+        // Each thread copies strided elements or adjacent ones; or only threads along one axis copy.
         match random.below(3) {
             0 => {
                 steps += &format!("bind {copy}.1 thread.x\n");
@@ -105,7 +106,7 @@ fn matmul(random: &mut Random) -> Program {
     steps += "bind by block.y\nbind bx block.x\nbind ty thread.y\nbind tx thread.x\n";
     let start = tilewright_ir::op::Workload::parse(&format!("matmul:m={m},n={n},k={k}")).unwrap().program();
     let mut program = start;
-    // What does not suit the sizes is left out.
+    // Steps that do not fit the sizes are skipped.
     for step in parse_steps(&steps).unwrap() {
         match tilewright_ir::schedule::apply(&program, &step) {
             Ok(next) => program = next,
@@ -129,7 +130,8 @@ fn products_in_tiles() {
                 kernels(&program);
                 n_mapped += 1;
             }
-            // Where steps were left out, sums may be shared, or a loop be around what others wait for.
+            // If steps were skipped, sums may be shared between threads, or barriers may be inside an uneven
+            // loop.
             Err(MapError::NotSeparable { .. } | MapError::UnevenLoop { .. }) => {}
             Err(why) => panic!("{why}\n{program}"),
         }
@@ -146,7 +148,7 @@ fn convolutions() {
         let text = format!("conv2d:c={c},h={h},w={w},k={k},r=3,s=3,stride={stride},pad=1,epilogue=bias+relu");
         let start = tilewright_ir::op::Workload::parse(&text).unwrap().program();
         let [of_k, of_q, of_c] = [0; 3].map(|_| random.in_range(1, 4));
-        // Padding goes into the copy; the sums of a block are finished by its threads.
+        // Padding is inlined into the copy; the threads of a block complete its sums.
         let steps = format!(
             "inline pad
             split ok {of_k} -> k.b k.t shrink
@@ -179,7 +181,7 @@ fn convolutions() {
     }
 }
 
-/// Rows that threads normalise together: each has a part of the maximum and of the sum.
+/// Softmax of rows that threads normalize together: each computes a part of the maximum and of the sum.
 fn softmax(rows: i64, columns: i64, threads: i64) -> Program {
     let each = (columns + threads - 1) / threads;
     let (whole, at) = (format!("for k in min({each}, {columns} - {each}*t)"), format!("[i, {each}*t + k]"));
@@ -216,7 +218,7 @@ fn reductions_by_threads_together() {
     }
 }
 
-// What kernels say of themselves.
+// Properties of kernels.
 
 #[test]
 fn kernels_tell_their_arguments() {
@@ -246,13 +248,13 @@ fn kernels_tell_their_arguments() {
     assert_eq!((first.grid(), first.block()), ([2, 1, 1], [4, 1, 1]));
     assert_eq!((second.shared_bytes(&gpu), second.n_threads()), (32, 8));
     assert_eq!(gpu.device_buffers().len(), 4);
-    // `Y` is each thread's own.
+    // Each thread accesses only its own part of `Y`.
     assert_eq!(n_barriers(&gpu), 1, "{gpu}");
 }
 
-// What the interpreter finds.
+// Faults that the interpreter finds.
 
-/// The fault of a program whose one kernel was changed.
+/// Fault of a program after a change of its only kernel.
 #[track_caller]
 fn fault(mut gpu: GpuProgram, change: impl Fn(&mut Vec<Stmt>), order: ThreadOrder) -> SimtFault {
     change(&mut gpu.body[0].body);
@@ -272,7 +274,7 @@ fn copied() -> GpuProgram {
     ))
 }
 
-/// The first statements for which the change is asked, outermost first.
+/// Calls `change` for all blocks of statements, outermost first.
 fn each_block(block: &mut Vec<Stmt>, change: &mut dyn FnMut(&mut Vec<Stmt>)) {
     change(block);
     block.iter_mut().for_each(|s| s.blocks_mut().for_each(|inner| each_block(inner, change)));
@@ -283,7 +285,8 @@ fn faults_are_found_in_every_order() {
     for order in ORDERS {
         let no_barriers = |block: &mut Vec<Stmt>| each_block(block, &mut |b| b.retain(|s| *s != Stmt::Barrier));
         let text = fault(copied(), no_barriers, order).to_string();
-        // A thread that runs ahead finds nothing there; one that lags behind, what comes next.
+        // A thread that runs ahead reads unwritten elements; one that lags behind reads those of the next
+        // iteration.
         let is_told = text.contains("is raced for by thread (") || text.contains("is read before it is written");
         assert!(text.starts_with("kernel run_0") && text.contains("S[") && is_told, "{text}");
 
@@ -293,10 +296,10 @@ fn faults_are_found_in_every_order() {
         };
         assert!(matches!(fault(copied(), first_barrier, order), SimtFault::Race { .. }));
 
-        // A barrier that only some threads reach.
+        // Barrier that only some threads reach.
         let guarded = |block: &mut Vec<Stmt>| {
             each_block(block, &mut |b| {
-                // Not again what has become one.
+                // Skips a block that is already guarded.
                 let is_guarded = b.len() == 1;
                 for s in b.iter_mut().filter(|_| !is_guarded).filter(|s| **s == Stmt::Barrier) {
                     let thread = tilewright_ir::LoopId(3);
@@ -331,7 +334,7 @@ fn faults_are_found_in_every_order() {
         let text = fault(copied(), beyond, order).to_string();
         assert!(text.contains("is outside X[4, 8]") && text.contains("b=1, thread.x="), "{text}");
 
-        // Shared memory that nobody wrote.
+        // Shared memory that is never written.
         let unwritten = |block: &mut Vec<Stmt>| {
             each_block(block, &mut |stmts| {
                 stmts.retain(|s| s.own_write().is_none_or(|(b, _)| b.0 != 2));
@@ -342,7 +345,7 @@ fn faults_are_found_in_every_order() {
     }
 }
 
-/// Copies that are on their way are there behind a wait, for other threads behind the barrier after it.
+/// Checks that asynchronous copies are available after a wait, and to other threads after the next barrier.
 #[test]
 fn copies_are_waited_for() {
     let gpu = kernels(&program(
@@ -361,15 +364,15 @@ fn copies_are_waited_for() {
             }
         }",
     ));
-    // One behind each wait.
+    // One barrier after each wait.
     assert_eq!(n_barriers(&gpu), 2, "{gpu}");
     type Change<'c> = (&'c str, &'c dyn Fn(&mut Vec<Stmt>));
     let changes: [Change; 4] = [
         ("still on its way", &|b| b.retain(|s| *s != Stmt::Wait(1))),
         ("still on its way", &|b| b.iter_mut().filter(|s| **s == Stmt::Wait(1)).for_each(|s| *s = Stmt::Wait(2))),
-        // Two of the copies are one group then.
+        // Two of the copies then form one group.
         ("still on its way", &|b| b.retain(|s| *s != Stmt::Wait(2))),
-        // Threads that run ahead find nothing there, or what they do not find is overwritten.
+        // Threads that run ahead read unwritten elements or overwrite elements that others have yet to read.
         ("S[", &|b| b.retain(|s| *s != Stmt::Barrier)),
     ];
     for (order, (found, change)) in ORDERS.iter().flat_map(|order| changes.iter().map(move |c| (*order, c))) {
@@ -378,8 +381,8 @@ fn copies_are_waited_for() {
     }
 }
 
-/// A warp's stores are a box where its threads have all elements of 16 rows of 128 bytes, two neighbours
-/// each.
+/// Checks that a warp's stores form a box if its threads have all elements of 16 rows of 128 bytes, two
+/// adjacent ones each.
 #[test]
 fn stores_of_a_warp_are_boxes() {
     let place = "2*b + v, 16*w + 8*i + y, 8*t + 2*x + j";
@@ -398,9 +401,9 @@ fn stores_of_a_warp_are_boxes() {
     };
     let gpu = of("f32", 4, 32, place).unwrap();
     let kernel = &gpu.body[0];
-    // Of each warp two boxes.
+    // Two boxes for each warp.
     assert_eq!(kernel.shared_bytes(&gpu), 4 * 2 * 16 * 128);
-    // Who only multiplies nothing has no warp that copies, nor maps.
+    // A kernel without products has no producer warp and no tensor maps.
     assert!(Abi::of(&gpu, kernel, &Target::named("sm_90a").unwrap()).maps.is_empty());
     let [x, y] = [0, 1].map(|axis| kernel.threads[axis].unwrap().0);
     let mut found = Vec::new();
@@ -413,7 +416,7 @@ fn stores_of_a_warp_are_boxes() {
     });
     assert_eq!(found.len(), 1);
     assert_eq!((&found[0].extents[..], found[0].rounded), (&[1, 16, 32][..], false));
-    // Numbers are stored as they are.
+    // Numbers are stored without rounding.
     assert_eq!(found[0].described(&gpu.program).kind, 2);
     assert!(of("bf16", 8, 64, place).is_ok());
     for (dtype, parts, columns, place, why) in [
@@ -430,8 +433,8 @@ fn stores_of_a_warp_are_boxes() {
     }
 }
 
-/// A product of four warps of factors that lie along the sum, in rings. `rows`: what goes over the two tiles
-/// of rows.
+/// Product of four warps with K-major operands in ring buffers; `rows` is the kind of the loop over the two
+/// tiles of rows.
 fn of_rings(n_steps: i64, stream: &str, rows: &str) -> GpuProgram {
     let k = 32 * n_steps;
     let product = program(&format!(
@@ -466,8 +469,8 @@ fn of_rings(n_steps: i64, stream: &str, rows: &str) -> GpuProgram {
     kernels(&apply_all(&product, &parse_steps(&steps).unwrap()).unwrap_or_else(|(at, e)| panic!("step {at}: {e}")))
 }
 
-/// A warp can do the copies of a kernel where the n-th products read what was copied n-th, and nothing else
-/// is shared.
+/// Checks that a producer warp can perform the copies of a kernel if the n-th products read the n-th copies
+/// and no other buffer is shared.
 #[test]
 fn a_warp_may_copy_for_others() {
     let target = Target::named("sm_90a").unwrap();
@@ -479,7 +482,7 @@ fn a_warp_may_copy_for_others() {
         (3, "A.s B.s at ko in 2 fed", rows),
         (5, "B.s A.s at ko in 3 last fed", rows),
         (6, "A.s B.s at ko in 4 held last fed", rows),
-        // A block goes through both tiles, and places of the second one begin anew.
+        // A block processes both tiles, and the stages of the second one start from zero again.
         (4, "A.s B.s at ko in 3 last fed", ""),
         (5, "A.s B.s at ko in 4 held last fed", ""),
     ] {
@@ -491,7 +494,7 @@ fn a_warp_may_copy_for_others() {
     }
     assert!(!has_producer_warp(&of_rings(7, "A.s B.s at ko in 3", rows)), "no ring says so");
     assert!(!has_producer_warp(&of_rings(7, "A.s at ko in 3 fed", rows)), "threads copy the other factor");
-    // Where one of the threads that multiply copies, it counts places from the first one on.
+    // If one of the multiplying threads copies, it counts stages from the first one on.
     let n_maps = |rows: &str| {
         let gpu = of_rings(7, "A.s B.s at ko in 3", rows);
         Abi::of(&gpu, &gpu.body[0], &target).maps.len()
@@ -526,7 +529,8 @@ fn a_warp_may_copy_for_others() {
     }
 }
 
-/// Blocks next to each other along x share what both copy, where they go through the same copies.
+/// Checks that neighbouring blocks along x share the copies that both make, if they run the same sequence of
+/// copies.
 #[test]
 fn neighbouring_blocks_copy_for_each_other() {
     let target = Target::named("sm_90a").unwrap();
@@ -541,7 +545,7 @@ fn neighbouring_blocks_copy_for_each_other() {
     let abi = Abi::of(&gpu, &gpu.body[0], &target);
     let boxes: Vec<&[i64]> = abi.maps.iter().map(|map| &map.extents[..]).collect();
     assert_eq!(boxes, [&[64, 32], &[8, 32]], "half of the columns, all of the rows");
-    // Other GPUs, blocks that are no neighbours along x, and an odd number of them.
+    // Other GPUs, blocks that are not neighbours along x, and an odd number of blocks.
     assert!(shared(&gpu, &Target::named("sm_80").unwrap()).is_empty());
     for (stream, rows) in [
         ("A.s B.s at ko in 3 last fed", rows),
@@ -551,7 +555,8 @@ fn neighbouring_blocks_copy_for_each_other() {
     ] {
         assert!(shared(&of(stream, rows), &target).is_empty(), "{stream} {rows}");
     }
-    // What one of the two does not do, or does with other columns or other steps of the sum.
+    // Copies or products that only one of the two blocks makes, or makes with other columns or reduction
+    // steps.
     let block = Index::from(gpu.body[0].blocks[0].unwrap().0);
     let of_columns = |stmt: Stmt, by: &dyn Fn(&[Index]) -> Vec<Index>| {
         let array = gpu.program.find_buffer("W").unwrap();
@@ -606,7 +611,7 @@ fn neighbouring_blocks_copy_for_each_other() {
     for (what, change, expected) in changes {
         let mut gpu = gpu.clone();
         change(&mut gpu.body[0].body);
-        // So that there are others.
+        // There must be other clusters.
         gpu.body[0].blocks[0].as_mut().unwrap().1 = 8;
         assert_eq!(shared(&gpu, &target), expected, "{what}: {gpu}");
     }
@@ -614,7 +619,7 @@ fn neighbouring_blocks_copy_for_each_other() {
 
 // Mutants.
 
-/// A way to break a kernel: the number of a place in it.
+/// Way to break a kernel, with the number of the location.
 #[derive(Clone, Copy, Debug)]
 enum Mutation {
     Barrier(usize),
@@ -623,7 +628,7 @@ enum Mutation {
     Guard(usize),
 }
 
-/// Applies a mutation; tells where the place is, or nothing where there is none.
+/// Applies a mutation; returns a description of the location, or `None` if there is no such location.
 fn mutate(gpu: &mut GpuProgram, mutation: Mutation) -> Option<String> {
     let tables = gpu.program.clone();
     let mut seen = 0;
@@ -677,8 +682,8 @@ fn mutate(gpu: &mut GpuProgram, mutation: Mutation) -> Option<String> {
     done
 }
 
-/// Barriers dropped, subscripts of copies one off, guards removed: what changes results in some order of
-/// threads is found in one order, and what is not found changes none.
+/// Drops barriers, shifts subscripts of copies and removes guards: a mutant that changes results in some
+/// order of threads is detected in one order, and an undetected mutant changes no results.
 #[test]
 fn mutants_are_found() {
     let mut random = Random::new(4);
@@ -703,7 +708,7 @@ fn mutants_are_found() {
             let mut mutant = gpu.clone();
             let Some(what) = mutate(&mut mutant, mutation) else { continue };
             n_mutants += 1;
-            // A fault, or another result.
+            // Fault or different result.
             let is_wrong = |order| match on_gpu(&mutant, order) {
                 Err(_) => true,
                 Ok(got) => difference(&got, &expected, 0.0).is_some(),

@@ -1,4 +1,4 @@
-//! Indices: what the constructors and the bounds promise, against plain evaluation.
+//! Constructors and bounds of indices, compared with plain evaluation.
 
 mod common;
 
@@ -8,7 +8,7 @@ use tilewright_ir::{Index, LoopId};
 
 const N_LOOPS: usize = 3;
 
-/// A random index with its value for given loop variables.
+/// Random index, with its value for the given loop variables.
 fn random_index(random: &mut Random, depth: usize, values: &[i64]) -> (Index, i64) {
     let mut sum = (Index::from(0), 0);
     for _ in 0..1 + random.below(3) {

@@ -1,4 +1,4 @@
-//! The interpreter: results of small programs and every fault.
+//! Interpreter tests: results of small programs and every fault.
 
 mod common;
 
@@ -103,7 +103,7 @@ fn functions_and_conditions() {
 
 #[test]
 fn the_error_function_is_accurate() {
-    // From tables.
+    // Gathers from tables.
     let cases = [
         (0.0, 0.0),
         (0.1, 0.112_462_916_018_284_9),

@@ -1,4 +1,4 @@
-//! Nests: programs as workloads, whose text is the same for all that compute the same.
+//! Nest workloads: programs of the same computation have the same text.
 
 use tilewright_ir::op::{Structure, Workload};
 use tilewright_ir::text::parse;
@@ -30,7 +30,7 @@ fn equal_computations_are_one_workload() {
     assert!(matches!(a.structure(), Structure::Nest(_)));
 }
 
-/// Two loops that some access walks in another way stay two loops, in every stage.
+/// Checks that two loops stay separate in every stage if some access traverses them differently.
 #[test]
 fn loops_that_something_tells_apart_stay() {
     let loops = |text: &str| nest(text).program().loops.len();

@@ -1,4 +1,4 @@
-//! Every operator on random shapes against loops written here, and the texts of workloads.
+//! Every operator on random shapes, compared with naive loops, and the texts of workloads.
 
 mod common;
 
@@ -13,7 +13,7 @@ use tilewright_ir::text::parse;
 use tilewright_ir::verify::check;
 use tilewright_ir::{DType, Program, Role};
 
-/// A row-major tensor.
+/// Row-major tensor.
 struct Tensor {
     shape: Vec<i64>,
     values: Vec<f64>,
@@ -24,14 +24,14 @@ impl Tensor {
         Tensor { shape: shape.to_vec(), values: vec![0.0; shape.iter().product::<i64>() as usize] }
     }
 
-    /// Position of an element; none where a subscript is outside.
+    /// Position of an element; `None` if a subscript is out of bounds.
     fn position(&self, at: &[i64]) -> Option<usize> {
         assert_eq!(at.len(), self.shape.len());
         let inside = at.iter().zip(&self.shape).all(|(i, n)| (0..*n).contains(i));
         inside.then(|| at.iter().zip(&self.shape).fold(0, |sum, (i, n)| sum * n + i) as usize)
     }
 
-    /// An element, zero outside.
+    /// Element, or zero out of bounds.
     fn at(&self, at: &[i64]) -> f64 {
         self.position(at).map_or(0.0, |i| self.values[i])
     }
@@ -150,7 +150,7 @@ fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
     }
 }
 
-/// Applies operations to a tensor; `names` are those of their further inputs.
+/// Applies operations to a tensor; `names` are the names of their additional inputs.
 fn changed(
     operations: &[Epilogue],
     names: Vec<(usize, String, Operand)>,
@@ -206,13 +206,13 @@ fn inputs(program: &Program, seed: u64) -> Vec<(String, Tensor)> {
     .collect()
 }
 
-/// The operators that sizes make a workload of, but for the one with packed weights, which has a test of its
-/// own.
+/// Operators whose workloads are given by sizes, except for the one with packed weights, which has a separate
+/// test.
 fn with_sizes() -> impl Iterator<Item = &'static Operator> {
     OPS.iter().filter(|op| !op.sizes.is_empty() && op.name != "packed_matmul")
 }
 
-/// A text with random sizes that fit together, mostly.
+/// Workload text with random sizes, most of which are consistent.
 fn random_text(random: &mut Random) -> String {
     let operators: Vec<_> = with_sizes().collect();
     let operator = operators[random.below(operators.len())].name;
@@ -245,7 +245,7 @@ fn random_text(random: &mut Random) -> String {
     }
     let mut epilogue = Vec::new();
     let with_numbers = ["clip(-1;1.5)", "leaky_relu(0.25)", "linear(-0.5;1)", "hard_swish(0.5;0.25)", "bias", "add"];
-    // Some are of sums of integers.
+    // Some functions apply to integer sums only.
     let of_numbers = FUNCTIONS.iter().filter(|spec| !spec.function.is_of_integers());
     for word in of_numbers.map(|spec| spec.name).chain(with_numbers) {
         if epilogue.len() < 8 && random.chance(10) {
@@ -281,7 +281,7 @@ fn operators_compute_their_formulas() {
         let mut given = inputs(&program, random.next());
         let result = {
             let mut x = Tensor { shape: given[0].1.shape.clone(), values: given[0].1.values.clone() };
-            // The program of a pointwise convolution has images of one row, of the same elements.
+            // The program of a pointwise convolution has images flattened to one row.
             if let Structure::Window(window) = w.structure() {
                 x.shape = vec![window.n, window.c, window.axes[0].input, window.axes[1].input];
             }
@@ -377,7 +377,7 @@ fn texts_are_canonical() {
         &format!("{conv},pad=1,x_zero=1,dtype=u8i8,const=w+x_zero+zero,epilogue=init+dequant+quant_u8"),
     );
     is(&format!("{conv},epilogue=clip(-0.5;1e3)+add"), &format!("{conv},epilogue=clip(-0.5;1000)+add"));
-    // Columns of pixels are rows of them, which is the same in memory.
+    // A column of pixels becomes a row, with the same layout in memory.
     is(
         "conv2d:c=4,h=90,w=1,k=4,r=3,s=1,stride_h=2,dilation_h=4,pad_top=1,pad_bottom=2,out=c4",
         "conv2d:c=4,h=1,w=90,k=4,r=1,s=3,stride_w=2,pad_left=1,pad_right=2,dilation_w=4,out=c4",
@@ -391,7 +391,7 @@ fn texts_are_canonical() {
         "conv2d_transpose:c=4,h=9,w=1,k=4,r=4,s=1,stride_h=2,pad_top=1,out_pad_h=1",
         "conv2d_transpose:c=4,h=1,w=9,k=4,r=1,s=4,stride_w=2,pad_left=1,out_pad_w=1",
     );
-    // Only where there is nothing beside the column.
+    // Only without neighbours beside the column.
     is("conv2d:c=4,h=9,w=1,k=4,r=3,s=3,pad=1", "conv2d:c=4,h=9,w=1,k=4,r=3,s=3,pad=1");
     is("conv2d:c=4,h=9,w=2,k=4,r=3,s=1", "conv2d:c=4,h=9,w=2,k=4,r=3,s=1");
     is(
@@ -460,7 +460,7 @@ fn degenerate_texts_are_refused_in_one_line() {
     is(&format!("{conv},epilogue={}", ["gelu"; 13].join("+")), "at most 12 operations");
 }
 
-/// Sums of what was packed, with rows of blocks rounded in f32 where the workload says so.
+/// Checks sums with packed weights, with rows of blocks quantized in f32 if the workload requires it.
 #[test]
 fn products_with_packed_weights_are_their_formula() {
     let mut random = Random::new(3);
@@ -535,8 +535,7 @@ fn products_with_packed_weights_are_their_formula() {
     refused("m=1,n=1,k=64,dtype=u8i8", "f32");
 }
 
-/// A workload made of an operator and sizes is the one that the text names.
-/// Columns of one product gate those that lie behind them, so many at a time.
+/// Checks that groups of columns of one product gate the following groups.
 #[test]
 fn columns_gate_others_in_pairs() {
     for (text, columns) in [
@@ -661,8 +660,8 @@ fn operations_are_those_that_libraries_count() {
 
 #[test]
 fn operations_with_padding_can_be_left_out() {
-    // Outputs, stride, taps, dilation, padding before and inputs of one axis; of a transposed one inputs come
-    // first.
+    // Outputs, stride, taps, dilation, padding before and inputs of one axis; inputs come first for a
+    // transposed convolution.
     let forward = |outputs: i64, stride: i64, taps: i64, dilation: i64, pad: i64, inputs: i64| {
         let met = |o: i64| (0..taps).filter(move |t| (0..inputs).contains(&(o * stride + t * dilation - pad))).count();
         (0..outputs).map(met).sum::<usize>() as f64 / (outputs * taps) as f64
@@ -679,7 +678,7 @@ fn operations_with_padding_can_be_left_out() {
     let (rows, columns) = (forward(4, 3, 5, 1, 4, 10), forward(21, 1, 4, 2, 0, 20));
     check(&format!("conv2d:c=2,k=2,{uneven}"), rows, columns);
     check(&format!("depthwise_conv2d:c=2,{uneven}"), rows, columns);
-    // An input and a tap meet an output where that is not cut off.
+    // An input and a tap contribute to an output unless it is cropped.
     check("conv2d_transpose:c=3,h=5,w=6,k=2,r=4,s=4,stride=2", 1.0, 1.0);
     check(
         "conv2d_transpose:c=3,h=5,w=6,k=2,r=4,s=4,stride=2,pad=1",
@@ -689,7 +688,7 @@ fn operations_with_padding_can_be_left_out() {
     check("conv2d_transpose:c=3,h=5,w=6,k=2,r=3,s=1,pad_top=3", forward(5, 1, 3, 1, 3, 4), 1.0);
 }
 
-/// Pieces that make texts that are nearly workloads.
+/// Pieces of texts that are almost workloads.
 fn piece() -> impl Strategy<Value = String> {
     let names = OPS.iter().map(|op| op.name).chain(ALIASES.iter().map(|(alias, _)| *alias)).map(str::to_owned);
     let keys =
@@ -709,7 +708,7 @@ fn piece() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any text gives workloads that print and parse, or one line.
+    /// Checks that any text gives workloads that print and parse back, or an error of one line.
     #[test]
     fn no_text_makes_parsing_panic(pieces in proptest::collection::vec(piece(), 0..20)) {
         match Workload::parse_all(&pieces.concat()) {
@@ -720,7 +719,7 @@ proptest! {
         }
     }
 
-    /// Sizes from the whole range, the largest included, neither overflow nor make an operator panic.
+    /// Checks that sizes from the whole range, including the largest, cause neither overflows nor panics.
     #[test]
     fn no_sizes_make_parsing_panic(
         operator in 0..OPS.len(),
@@ -734,11 +733,11 @@ proptest! {
     }
 }
 
-/// Layouts that neighbours agree on say where elements lie, and nothing about what is computed.
+/// Checks that layouts shared between layers change positions of elements but not results.
 #[test]
 fn images_in_blocks_of_channels_have_the_same_elements() {
     let numbers = |n: u64| -> Vec<f64> { (0..n).map(|at| ((at * 37) % 23) as f64 - 11.0).collect() };
-    // From NCHW to blocks of so many channels.
+    // Converts from NCHW to blocks of `block` channels.
     let in_blocks = |x: &[f64], shape: [usize; 4], block: usize| -> Vec<f64> {
         let [n, c, h, w] = shape;
         let place = |at: usize| {
@@ -771,8 +770,8 @@ fn images_in_blocks_of_channels_have_the_same_elements() {
     }
 }
 
-/// Sums of bytes become bytes as the formula of QLinearMatMul says, in f32 step by step; kernels must agree
-/// to the last bit.
+/// Checks the requantization of byte sums by the formula of QLinearMatMul, in f32 step by step, with which
+/// kernels must agree bit for bit.
 #[test]
 fn sums_of_integers_are_quantized_exactly() {
     use tilewright_ir::reference::{Tolerance, random_argument};
@@ -802,8 +801,8 @@ fn sums_of_integers_are_quantized_exactly() {
     }
 }
 
-/// Convolutions of integers, computed from the definition in integers alone: groups, strides, dilation,
-/// channels by themselves, and what lies outside of an image counts as the zero point.
+/// Checks integer convolutions against the definition in integer arithmetic: groups, strides, dilation,
+/// depthwise, and padding with the zero point.
 #[test]
 fn convolutions_of_integers_are_exact() {
     use tilewright_ir::reference::{Tolerance, random_argument};

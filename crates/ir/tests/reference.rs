@@ -1,4 +1,4 @@
-//! The trusted evaluator, against the interpreter, and the tolerance.
+//! Trusted evaluator, compared with the interpreter, and tolerances.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn operators_agree_with_the_interpreter() {
     check(&softmax(9, 31), 6);
 }
 
-/// A random nest: an output of some axes, a reduction over others, a random value of random loads.
+/// Random nest: an output with some axes, a reduction over others, and a random value of random loads.
 fn random_nest(random: &mut Random) -> Program {
     let extents = (0..5).map(|_| random.pick(&[1, 2, 3, 5, 8, 13])).collect::<Vec<i64>>();
     let n_parallel = random.below(4);
@@ -81,7 +81,7 @@ fn random_nest(random: &mut Random) -> Program {
             1 => (format!("({text}) % 3"), 3),
             2 => (format!("{most} - ({text})"), most + 1),
             3 => (format!("min({text}, 4)"), most.min(4) + 1),
-            // Now and then one too few.
+            // Sometimes one element too few.
             4 if random.chance(20) => (text, most.max(1)),
             _ => (text, most + 1),
         }
@@ -141,8 +141,8 @@ fn random_nests_agree_with_the_interpreter() {
     }
 }
 
-/// A random sum of products over axes of the one factor, of the other, of both and of neither, some of which
-/// are added up in subscripts as in convolutions.
+/// Random sum of products over axes of one factor, of the other, of both and of neither, some of which are
+/// added in subscripts as in convolutions.
 fn random_contraction(random: &mut Random) -> Program {
     let extents: Vec<i64> = (0..7).map(|_| random.pick(&[1, 2, 3, 4, 7, 9, 30])).collect();
     let names = ["a", "b", "c", "d", "e", "f", "g"];
@@ -171,7 +171,7 @@ fn random_contraction(random: &mut Random) -> Program {
         inputs += &format!("buffer {name}: f32[{}] global input ", shape.join(", "));
         format!("{name}[{}]", subscripts.join(", "))
     };
-    // Of X alone, of Y alone, summed up, and of both.
+    // Axes of X only, of Y only, of the reduction, and of both.
     let x = factor(random, "X", &["a", "b", "e", "f", "g"]);
     let y = factor(random, "Y", &["c", "d", "e", "f", "g"]);
     let to = shuffled(random, &["a", "b", "c", "d", "g"]);
@@ -199,8 +199,7 @@ fn random_contractions_agree_with_the_interpreter() {
     assert!(n_checked > 150, "{n_checked}");
 }
 
-/// Zeros that a transposed convolution inserts into its input are not multiplied, and nothing else is left
-/// out.
+/// Checks that the zeros inserted by a transposed convolution, and nothing else, are skipped.
 #[test]
 fn inserted_zeros_are_left_out_and_nothing_else() {
     for text in [
@@ -213,11 +212,11 @@ fn inserted_zeros_are_left_out_and_nothing_else() {
     ] {
         check(&operator(text), 7);
     }
-    // A hundredth of what the loops say.
+    // A hundredth of the iterations of the loops.
     let spread = operator("conv2d_transpose:c=100,h=4,w=90,k=8,r=1,s=30,stride_w=10,stride_h=10");
     let plain = operator("conv2d:c=100,h=31,w=950,k=8,r=1,s=30,pad_left=15,pad_right=15");
     assert!(work(&spread) < work(&plain) / 5.0, "{} {}", work(&spread), work(&plain));
-    // What is not finite makes zeros count.
+    // Zeros matter if the other factor has values that are not finite.
     let program = operator("conv2d_transpose:c=2,h=3,w=3,k=4,r=3,s=3,stride=2");
     let mut inputs = only(&program, &arguments(&program, 1), false);
     inputs[1][5] = f64::INFINITY;
@@ -261,7 +260,7 @@ fn other_forms_take_the_slow_path() {
         )),
         1,
     );
-    // A kept copy of a constant.
+    // Kept copy of a constant.
     check(
         &program(
             "program \"p\" buffer X: f32[3, 4] global const buffer O: f32[3, 4] global output
@@ -309,7 +308,7 @@ fn inputs_are_as_documented() {
     assert!(values.iter().copied().eq(random_input(5, 10_000)) && !values.iter().copied().eq(random_input(6, 10_000)));
 }
 
-/// Dot products of length `k` in `f32`, by a plain sum and by sums in 16 lanes, against the trusted ones.
+/// Checks dot products of length `k` in `f32`, by a plain sum and by sums in 16 lanes, against trusted ones.
 #[test]
 fn tolerance_lets_rounding_pass_and_finds_one_wrong_product() {
     for (k, n) in [(1usize, 2000usize), (7, 2000), (129, 2000), (1024, 1000), (4096, 500), (65536, 60)] {
@@ -333,7 +332,7 @@ fn tolerance_lets_rounding_pass_and_finds_one_wrong_product() {
         }
         for out in outs {
             tolerance.compare(&out, &trusted).unwrap_or_else(|m| panic!("k = {k}: {m} {tolerance:?}"));
-            // The smallest error that leaving out a product can make.
+            // Smallest error of omitting a product.
             let mut wrong = out.clone();
             wrong[n / 2] += 0.25 * out[n / 2].signum();
             let found = tolerance.compare(&wrong, &trusted).unwrap_err();
@@ -354,7 +353,7 @@ fn comparisons_see_nan_and_infinity() {
     assert_eq!((m.n_wrong, m.first, m.got, m.expected, m.max_error), (2, 0, 5.0, 1.0, 4.0));
 }
 
-/// `f32` results of whole programs stay within the tolerance, and not by far too much.
+/// Checks that `f32` results of whole programs stay within a tolerance that is not far too large.
 #[test]
 fn tolerance_fits_programs_of_several_stages() {
     let programs = [
@@ -382,8 +381,8 @@ fn tolerance_fits_programs_of_several_stages() {
     }
 }
 
-/// Convolutions by Winograd's tiles stay within a tolerance of their own, and not by far too much: plain
-/// ones have another.
+/// Checks that Winograd convolutions stay within their specific tolerance, which differs from that of direct
+/// ones and is not far too large.
 #[test]
 fn tolerance_fits_minimal_filtering() {
     for (c, k) in [(1, 64), (3, 64), (16, 32), (64, 16), (300, 4)] {
@@ -409,8 +408,7 @@ fn tolerance_fits_minimal_filtering() {
     }
 }
 
-/// Sums over an operand with zeros inserted are those over the zeros too, whatever the stride
-/// and the padding.
+/// Checks that sums that skip inserted zeros equal those over all elements, for any stride and padding.
 #[test]
 fn inserted_zeros_change_nothing() {
     let sizes = [
@@ -434,21 +432,21 @@ fn inserted_zeros_change_nothing() {
     }
 }
 
-/// Over the zeros it would be 256 times as much.
+/// Evaluates a sum that would take 256 times as long with the zeros.
 #[test]
 fn elements_far_apart_meet_their_taps() {
     let program = operator("conv2d_transpose:c=64,h=1,w=224,k=1,r=1,s=1024,stride_w=256");
     let inputs = only(&program, &arguments(&program, 5), false);
     let trusted = evaluate(&program, &inputs, 1).unwrap();
-    // The first tap of the first column meets nothing else.
+    // Only the first tap contributes to the first column.
     let expected: f64 = (0..64).map(|c| inputs[0][c * 224] * inputs[1][c * 1024]).sum();
     assert!((trusted[0][0] - expected).abs() < 1e-9, "{} {expected}", trusted[0][0]);
 }
 
 #[test]
 fn what_is_written_as_f32_is_rounded_where_a_tie_hangs_on_it() {
-    // 25 × 0.1 lies on a tie in f32 alone: the exact product is a little more than 2.5. So do 15 × 0.3 and
-    // 3 × 0.1666…, whose exact products are a little more than 4.5 and 0.5.
+    // 25 × 0.1 is a tie in f32 only: the exact product is slightly more than 2.5. The same holds for 15 × 0.3
+    // and 3 × 0.1666…, whose exact products are slightly more than 4.5 and 0.5.
     let n = 4;
     let program = operator(&format!("matmul:m=1,n={n},k=1,dtype=u8i8,epilogue=dequant+quant_u8"));
     let weights = [25.0, 15.0, 3.0, 35.0];

@@ -1,7 +1,6 @@
-//! Random programs and random legal steps: what is computed stays the same after every step and
-//! after lowering.
+//! Random programs with random legal steps: results stay the same after every step and after lowering.
 //!
-//! `TILEWRIGHT_CASES=20000` makes a long run of it, `TILEWRIGHT_SEED=…` repeats one. A failure is shrunk and
+//! `TILEWRIGHT_CASES=20000` selects a long run, `TILEWRIGHT_SEED=…` repeats a run. A failure is shrunk and
 //! printed as a case for `tests/golden`.
 
 mod sources;
@@ -16,13 +15,13 @@ use std::sync::Mutex;
 use tilewright_ir::schedule::{LayoutAxis, Tail, apply, parse_steps};
 use tilewright_ir::{LoopKind, Program, Role, Scope, Step, Stmt, lower, text, verify};
 
-/// Cases of one run in plain `cargo test`: about a second for both runs.
+/// Number of cases of one run in plain `cargo test`, which take about a second for both runs.
 const CASES: u32 = 150;
 const FIXED_SEED: u64 = 1;
-/// Iterations after which a program is no longer interpreted, and the step that made it so long is left out.
+/// Maximum number of interpreter iterations; a step that exceeds it is skipped.
 const LONGEST: u64 = 400_000;
 
-/// Numbers that choose a step for whatever program there is; small ones choose simple things, for shrinking.
+/// Numbers that choose a step for any program; small numbers choose simple steps, for shrinking.
 type Draw = [u16; 6];
 
 #[derive(Clone, Debug)]
@@ -36,7 +35,7 @@ fn cases() -> impl Strategy<Value = Case> {
         let more = ["", ",const=b", ",dtype=f64", ",dtype=f64,const=a"][which];
         format!("matmul:m={m},n={n},k={k}{more}")
     });
-    // Programs whose stages can be moved come first there, and are drawn more often.
+    // Programs with movable stages come first and are drawn more often.
     let others: Vec<usize> = (0..SOURCES.len()).filter(|&at| SOURCES[at].name != "conv").collect();
     let which = prop_oneof![0..5usize, prop::sample::select(others)];
     let other = (which, prop::array::uniform3(1..12i64), any::<bool>()).prop_map(|(at, sizes, wide)| {
@@ -44,7 +43,7 @@ fn cases() -> impl Strategy<Value = Case> {
         let given: Vec<String> = source.sizes.iter().zip(sizes).map(|(name, n)| format!("{name}={n}")).collect();
         format!("{}:{}{}", source.name, given.join(","), if wide { ",dtype=f64" } else { "" })
     });
-    // Extents from the padded operand's, so that the window fits.
+    // Extents are derived from the padded operand, so that the window fits.
     let conv = (
         1..3i64,
         1..6i64,
@@ -65,7 +64,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 if wide { ",dtype=f64" } else { "" }
             )
         });
-    // What Winograd's filtering is for.
+    // Convolutions for Winograd's filtering.
     let conv_3x3 =
         (1..3i64, 1..4i64, 3..8i64, 3..8i64, 1..4i64, 0..2i64, any::<bool>()).prop_map(|(n, c, h, w, k, pad, wide)| {
             let dtype = if wide { ",dtype=f64" } else { "" };
@@ -77,7 +76,7 @@ fn cases() -> impl Strategy<Value = Case> {
         (0..2i64, any::<bool>(), any::<bool>()),
     )
         .prop_map(|((n, c, h, w, k), (r, s, stride_h, stride_w, dilation_h, dilation_w), (pad, constant, wide))| {
-            // Above and to the left, so that an output is left.
+            // Padding above and to the left only, so that an output remains.
             let pad = if r > 2 * pad && s > 2 * pad { pad } else { 0 };
             format!(
                 "conv2d_transpose:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride_h={stride_h},stride_w={stride_w},\
@@ -90,11 +89,11 @@ fn cases() -> impl Strategy<Value = Case> {
     (source, prop::collection::vec(any::<Draw>(), 0..18)).prop_map(|(source, draws)| Case { source, draws })
 }
 
-/// A loop of a program, and where it stands.
+/// Loop of a program, and its position.
 struct Place {
     name: String,
     extent: Option<i64>,
-    /// The loops perfectly nested inside it, next one first.
+    /// Loops perfectly nested inside, outermost first.
     nested: Vec<String>,
     innermost: bool,
     reads: Vec<u32>,
@@ -126,7 +125,7 @@ fn places(program: &Program) -> Vec<Place> {
     found
 }
 
-/// The layout that numbers choose, of a buffer of some dimensions.
+/// Layout chosen by numbers, for a buffer of `rank` dimensions.
 fn layout_of(rank: usize, d: usize, e: usize) -> Vec<LayoutAxis> {
     let mut layout: Vec<LayoutAxis> = Vec::new();
     for dim in 0..rank {
@@ -143,11 +142,11 @@ fn layout_of(rank: usize, d: usize, e: usize) -> Vec<LayoutAxis> {
     layout
 }
 
-/// The step that numbers choose; loops and buffers are mostly ones that fit.
+/// Step chosen by numbers; loops and buffers are mostly suitable ones.
 fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
     let [kind, a, b, c, d, e] = draw.map(usize::from);
     let all = places(program);
-    // One in eight loops is any loop.
+    // One loop in eight is arbitrary.
     let among = |n: usize, fits: &dyn Fn(&Place) -> bool| -> Option<&Place> {
         let fitting: Vec<&Place> = all.iter().filter(|p| n % 8 == 7 || fits(p)).collect();
         fitting.get((n / 8) % fitting.len().max(1)).copied()
@@ -264,7 +263,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
     })
 }
 
-/// Legal steps and tries, by the step's first word.
+/// Numbers of legal steps and of tries, by the step's first word.
 static TRIED: Mutex<BTreeMap<String, (u64, u64)>> = Mutex::new(BTreeMap::new());
 
 fn check(case: &Case) -> Result<(), TestCaseError> {
@@ -337,7 +336,7 @@ fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
     same(&reversed(&program), steps, "with parallel and vectorized loops reversed")?;
     let lowered = lower::lower_verified(&program);
     let valid = match verify::verify(&lowered) {
-        // Independence, proven before, need not be visible in specialised indices; running backwards tells.
+        // Specialized indices may hide the independence proven before; a run with reversed loops checks it.
         Err(verify::VerifyError::Race { .. }) => verify::verify(&one_after_the_other(&lowered)),
         other => other,
     };
@@ -360,7 +359,7 @@ fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
     Ok(())
 }
 
-/// The program with serial loops only.
+/// Returns the program with all loops serial.
 fn one_after_the_other(program: &Program) -> Program {
     fn block(stmts: &[Stmt]) -> Vec<Stmt> {
         let serial = |s: &Stmt| {
@@ -376,7 +375,7 @@ fn one_after_the_other(program: &Program) -> Program {
     program.clone().map_parts(|stmts| block(&stmts))
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is not a number")))
 }
@@ -416,12 +415,12 @@ fn legal_steps_change_nothing_that_is_computed() {
     }
     for (word, (legal, tried)) in &*TRIED.lock().expect("no panic inside") {
         println!("{word}: {legal} of {tried} legal");
-        // Few cases need not have one of each.
+        // A short run need not have a legal step of each kind.
         assert!(*legal > 0 || n.is_none() || seed.is_some(), "no {word} step was legal");
     }
 }
 
-/// Names, most of them good ones, some of them words of the syntax.
+/// Names, most of them valid, some of them keywords of the syntax.
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![4 => "[A-Za-z_][A-Za-z0-9_.]{0,5}", 1 => "at|shared|ahead|split|shrink|guard", 3 => "i|j|k|A|B|C"]
 }
@@ -498,7 +497,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Applies what is legal; nothing panics, and every program on the way is valid.
+/// Applies the legal steps and checks that nothing panics and that every intermediate program is valid.
 fn apply_legal(steps: &[Step]) -> Result<(), TestCaseError> {
     let mut program = sources::program("matmul:m=3,n=4,k=5");
     for step in steps {

@@ -1,4 +1,4 @@
-//! The text format: what is printed is read back, and no text makes the reader panic.
+//! Text format tests: printed programs parse back, and no text makes the parser panic.
 
 mod common;
 
@@ -51,7 +51,7 @@ fn random_indices_are_stable_when_rebuilt() {
     }
 }
 
-/// The format that the module's documentation shows.
+/// Checks the example of the module's documentation.
 #[test]
 fn layout_is_as_documented() {
     let text = "program \"matmul:m=8,n=8,k=8\"
@@ -177,7 +177,7 @@ fn deep_nesting_is_refused() {
         let error = parse(&format!("{head}{text}")).expect_err("too deep");
         assert_eq!(error.message, Message::Depth, "{}", &text[..30]);
     }
-    // Just within.
+    // Just within the limit.
     let n = MAX_DEPTH - 2;
     round_trip(&program(&format!("{head} {} {} }}", "if true { ".repeat(n), "} ".repeat(n))));
     round_trip(&program(&format!("{head} A[0] = {}1{} }}", "neg(".repeat(n), ")".repeat(n))));
@@ -263,7 +263,7 @@ fn mutated_texts_never_panic() {
         }
         if let Ok(program) = parse(&text) {
             round_trip_or_nan(&program, &text);
-            // Nor does anything make the verifier panic.
+            // The verifier does not panic either.
             let _ = verify(&program);
         }
     }

@@ -1,5 +1,5 @@
-//! Element types other than `f32` and `f64`, and casts: the interpreter by hand, the trusted evaluator
-//! against it.
+//! Element types other than `f32` and `f64`, and casts: the interpreter against expected values, the trusted
+//! evaluator against the interpreter.
 
 mod common;
 
@@ -11,7 +11,7 @@ use tilewright_ir::schedule::{Tail, apply_all};
 use tilewright_ir::verify::check;
 use tilewright_ir::{Program, Role, Step};
 
-/// A matrix product of bytes into 32 bits, then scaled back to bytes.
+/// Matrix product of bytes with 32-bit sums, then requantized to bytes.
 fn quantized(m: i64, n: i64, k: i64) -> Program {
     program(&format!(
         "program \"quantized\"
@@ -68,7 +68,7 @@ fn the_trusted_result_is_exact_for_whole_numbers() {
     let reference = evaluate(&program, &only(&program, &arguments(&program), false), 2).unwrap();
     let sums = &outputs(&program)[1];
     assert_eq!(&reference[1], sums);
-    // Of what went through floating-point numbers the last digit may differ.
+    // Values computed in floating point may differ in the last digit.
     let tolerance = Tolerance::for_program(&program);
     assert!((1.0..3.0).contains(&tolerance.abs), "{tolerance:?}");
     tolerance.compare(&outputs(&program)[0], &reference[0]).unwrap();
@@ -124,7 +124,7 @@ fn halves_are_stored_and_singles_computed() {
         let reference = evaluate(&program, &only(&program, &arguments(&program), false), 1).unwrap();
         let tolerance = Tolerance::for_program(&program);
         tolerance.compare(got, &reference[0]).unwrap();
-        // A product that is left out is found.
+        // An omitted product is detected.
         assert!(tolerance.abs < 0.25 && tolerance.rel < 0.05, "{dtype}: {tolerance:?}");
     }
 }
@@ -151,7 +151,7 @@ fn casts_round_to_their_type_and_compute_in_its_arithmetic() {
     is("f64", "i32(X[0]) / 2.0", 1.0);
     is("f64", "i32(i32(X[0]) + 1.0) / 2.0", 1.5);
     is("f64", "i32(7.0 / 2.0)", 3.0);
-    // Of what is beyond a short integer the low bits stay.
+    // Values beyond a narrow integer type keep their low bits.
     is("f64", "u8(neg(X[0]))", 254.0);
     is("f64", "i8(X[0] * 100.0)", -56.0);
     is("f64", "u16(neg(X[0]))", 65534.0);

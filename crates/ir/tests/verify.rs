@@ -1,4 +1,4 @@
-//! The verifier: every rule, what can be proven, and which iterations race.
+//! Verifier tests: every rule, provable accesses, and races between iterations.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn with_body(body: &str) -> Program {
     program(&format!("{HEAD} run {{ {body} }}"))
 }
 
-/// The message of the first broken rule; empty where there is none, what is unproven in its place.
+/// Message of the first violation, else the unproven accesses, else empty.
 fn outcome(program: &Program) -> String {
     match check(program) {
         Err(e) => e.to_string(),
@@ -121,7 +121,7 @@ fn divisors_and_magnitudes() {
 
 #[test]
 fn accesses_are_within_their_buffers() {
-    // Tails by a loop bound, a guard, a select, and both sides of a condition.
+    // Tails limited by a loop bound, a guard, a select, and both sides of a condition.
     is("for a in 11 { for b in min(12, 127 - 12*a) { V[12*a + b] = 0.0 } }", "");
     is("for a in 11 { for b in 12 { if 12*a + b < 127 { V[12*a + b] = 0.0 } } }", "");
     is("for a in 127 { V[a] = select(a < 64, W[a], W[a - 64]) }", "");
@@ -133,7 +133,7 @@ fn accesses_are_within_their_buffers() {
     is("for a in 127 { V[a] = select(a < 64 && less(W[a], 0.0), 1.0, 2.0) }", "");
     // Two conditions together.
     is("for a in 1000 { for b in 1000 { if a < 60 && b < 60 { V[a + b] = 0.0 } } }", "");
-    // Needs every iteration.
+    // Provable only by trying every iteration.
     is("for a in 120 { if a % 2 == 0 && a // 2 < 20 { W.x[0] = 0.0 } }".replace("W.x[0]", "V[2*a]").as_str(), "");
     is("for a in 128 { V[a] = 0.0 }", "V[127] is outside V[127] at a=127");
     is("for a in 127 { V[a] = W[a] }", "W[64] is outside W[64] at a=64");
@@ -145,7 +145,7 @@ fn accesses_are_within_their_buffers() {
     // Never reached.
     is("for a in 0 { V[a - 1000] = 0.0 }", "");
     is("for a in 10 { if 20 < a { V[a - 1000] = 0.0 } }", "");
-    // What depends on values is neither wrong nor proven.
+    // Accesses under conditions on values are neither wrong nor proven.
     is(
         "for a in 128 { if less(W[0], 1.0) { V[a] = 0.0 } }",
         "cannot prove that a is within 0..127 in V, inside loops a",
@@ -231,7 +231,7 @@ fn parallel_iterations_do_not_race() {
         "alloc T parallel a in 8 { T[0, 0] = W[a] V[a] = T[0, 0] }",
         "iterations of parallel loop a race for T: T[0, 0] and T[0, 0]",
     );
-    // What one iteration writes another reads or writes.
+    // One iteration writes an element that another reads or writes.
     is(
         "for b in 64 { V[b] = 0.0 } parallel a in 8 { V[a] = V[a + 1] }",
         "iterations of parallel loop a race for V: V[a] and V[a + 1]",
@@ -276,7 +276,7 @@ fn disjoint_writes_by_hand() {
     assert!(disjoint(&[v(0).scale(24).add(&v(1).scale(6)).add(&v(2))], 0));
     assert!(disjoint(&[v(0).scale(24).add(&v(1).scale(6)).add(&v(2))], 1));
     assert!(!disjoint(&[v(0).scale(23).add(&v(1).scale(6)).add(&v(2))], 0));
-    // Outer loops stand still, whatever they do.
+    // Outer loops have the same value in both iterations.
     assert!(disjoint(&[v(1).sub(&v(0).modulo(3).scale(5))], 1));
     assert!(!disjoint(&[v(1).add(&v(2))], 1));
     assert!(disjoint(&[v(1).add(&v(2)), v(2)], 1));
@@ -284,7 +284,7 @@ fn disjoint_writes_by_hand() {
     assert!(!disjoint(&[], 0));
 }
 
-/// Random tiled writes: what is said to be disjoint is, by trying all iterations.
+/// Checks by trying all iterations that random tiled writes reported as disjoint are disjoint.
 #[test]
 fn disjointness_is_sound() {
     let mut n_disjoint = 0;
@@ -338,7 +338,7 @@ fn disjointness_is_sound() {
     assert!(n_disjoint > 1000, "{n_disjoint}");
 }
 
-/// Programs of random guards and accesses: the interpreter finds no fault in what is verified and proven.
+/// Checks that the interpreter finds no fault in verified and proven programs of random guards and accesses.
 #[test]
 fn verification_is_sound() {
     let (mut n_proven, mut n_refuted) = (0, 0);

@@ -65,8 +65,8 @@ impl Search {
         configs.iter().map(|config| self.space.get().dict(py, config)).collect()
     }
 
-    /// Takes note of what became of a configuration, whoever proposed it: its time or another metric, a
-    /// number of 0 or above in whatever unit, or a `Failure`.
+    /// Records the result of a configuration, proposed by this search or not: its time or another metric, a
+    /// number of 0 or above in any unit, or a `Failure`.
     fn tell(&self, py: Python, config: &Bound<PyAny>, result: &Bound<PyAny>) -> PyResult<()> {
         let trial = Trial { config: self.space.get().config(config)?, outcome: outcome(result, self.maximize)? };
         py.detach(|| self.search.lock().unwrap_or_else(PoisonError::into_inner).observe(&[trial]));

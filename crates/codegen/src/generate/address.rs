@@ -15,7 +15,7 @@ fn faults(index: &Index) -> bool {
 }
 
 impl Generator<'_> {
-    /// The innermost level whose variable an index uses.
+    /// Innermost level whose variable an index uses.
     pub(super) fn depth(&self, index: &Index) -> usize {
         let mut depth = 0;
         index.for_each_var(&mut |v| {
@@ -26,7 +26,7 @@ impl Generator<'_> {
         depth
     }
 
-    /// The terms computed at a level, and the rest.
+    /// Splits an index into the terms computed at a level and the rest.
     fn split(&self, index: &Index, depth: usize) -> (Index, Index) {
         let (mut here, mut outer) = (Index::from(0), Index::from(index.constant()));
         for (atom, c) in index.terms() {
@@ -37,13 +37,13 @@ impl Generator<'_> {
         (here, outer)
     }
 
-    /// An index that does not depend on the lane, as `i64`.
+    /// Evaluates an index that does not depend on the lane, as `i64`.
     pub(super) fn int(&mut self, index: &Index) -> Id {
         if let Some(c) = index.as_const() {
             return self.m.int(c);
         }
         if faults(index) {
-            // Not hoisted: where a condition guards it, it must not fault.
+            // Not hoisted, as it must not fault if a condition guards it.
             return self.sum(index);
         }
         let depth = self.depth(index);
@@ -66,7 +66,7 @@ impl Generator<'_> {
         value
     }
 
-    /// The sum, written where we are.
+    /// Generates the sum at the insertion point.
     fn sum(&mut self, index: &Index) -> Id {
         let mut sum = None;
         for (atom, c) in index.terms() {
@@ -108,12 +108,12 @@ impl Generator<'_> {
             let d = self.m.int(d);
             return (self.m.binary(SsaOp::UnsignedDiv, value, d), self.m.binary(SsaOp::UnsignedRem, value, d));
         }
-        // Dividing by zero is left to the machine.
+        // Division by zero has the machine's behaviour.
         let divisor = if d == 0 { self.m.opaque(self.m.int(0)) } else { self.m.int(d) };
         let quotient = self.m.binary(SsaOp::SignedDiv, value, divisor);
         let remainder = self.m.binary(SsaOp::SignedRem, value, divisor);
         let zero = self.m.int(0);
-        // Towards zero was rounded up where the remainder and the divisor differ in sign.
+        // Truncation rounded up if the signs of the remainder and the divisor differ.
         let up = if d > 0 {
             self.m.compare(Compare::Less, remainder, zero)
         } else {
@@ -124,7 +124,7 @@ impl Generator<'_> {
         (self.m.select(up, less, quotient), self.m.select(up, more, remainder))
     }
 
-    /// The address of an element whose position does not depend on the lane.
+    /// Address of an element whose position does not depend on the lane.
     pub(super) fn pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
         if self.f.matrices.all.contains(&buffer) {
             return self.swizzled_pointer(buffer, flat);
@@ -151,7 +151,7 @@ impl Generator<'_> {
         }
     }
 
-    /// The address of an element at a position without constant summand.
+    /// Address of an element at a position without a constant summand.
     fn partial_pointer(&mut self, buffer: BufferId, varying: &Index) -> Id {
         if varying.terms().is_empty() {
             return match &self.f.storage[&buffer] {
@@ -188,7 +188,7 @@ impl Generator<'_> {
         pointer
     }
 
-    /// `a == b` or `a < b` of integers or of vectors of them.
+    /// `a == b` or `a < b` for integers or vectors of integers.
     pub(super) fn compare(&self, equal: bool, a: Id, b: Id) -> Id {
         self.m.compare(if equal { Compare::Equal } else { Compare::Less }, a, b)
     }

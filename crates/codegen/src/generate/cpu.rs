@@ -1,13 +1,13 @@
-//! CPU features that exported code needs, and the check for them.
+//! CPU features that exported code requires, and the check for them.
 //!
-//! Such code is compiled for the family's first CPU and the features listed here, no others: what it uses and
-//! what it asks for are one list.
+//! Such code is compiled for the family's baseline CPU and the features listed here, so that the features it
+//! uses and those it checks come from the same list.
 
 use std::fmt::Write;
 
 use tilewright_ir::target::{Arch, Target};
 
-/// A register that CPUID fills.
+/// Output register of CPUID.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Register {
     Eax,
@@ -27,21 +27,21 @@ impl Register {
     }
 }
 
-/// An extension of x86-64's instruction set.
+/// Extension of the x86-64 instruction set.
 struct Feature {
     /// LLVM's name.
     name: &'static str,
-    /// The first level of x86-64 (`x86-64-v2` and so on) that has it; none where no level has.
+    /// First level of x86-64 (`x86-64-v2` and so on) with the feature; `None` if no level has it.
     level: Option<u32>,
-    /// Bit of CPUID for the feature: leaf, register, bit. [`LEAF_7_1`] is the second part of leaf 7.
+    /// CPUID bit of the feature: leaf, register, bit. [`LEAF_7_1`] is the second part of leaf 7.
     bit: (u32, Register, u32),
-    /// The bits of XCR0 by which the operating system says that it keeps the registers.
+    /// Bits of XCR0 with which the operating system reports that it saves the registers.
     state: u32,
 }
 
 const AVX_STATE: u32 = 0x6;
 const AVX512_STATE: u32 = 0xe6;
-/// CPUID's bit that XCR0 can be read: leaf 1, ECX.
+/// CPUID bit that reports that XCR0 can be read: leaf 1, ECX.
 const OSXSAVE: u32 = 27;
 /// Leaf 7 with 1 in ECX.
 const LEAF_7_1: u32 = 0x1_0007;
@@ -57,8 +57,7 @@ const fn feature(
     Feature { name, level, bit: (leaf, register, bit), state }
 }
 
-/// Features that LLVM uses in kernels. Without one of them the code might differ from the code that was
-/// measured.
+/// Features that LLVM uses in kernels. Without one of them, the code might differ from the measured code.
 const FEATURES: [Feature; 29] = {
     use Register::{Eax, Ebx, Ecx, Edx};
     [
@@ -96,7 +95,7 @@ const FEATURES: [Feature; 29] = {
 
 fn features_of(target: &Target) -> impl Iterator<Item = &'static Feature> {
     let level = target.cpu.strip_prefix("x86-64-v").and_then(|level| level.parse().ok()).unwrap_or(1);
-    // With both, code uses the instructions of AVX-512, and runs where the others are missing.
+    // With both, code uses the AVX-512 instructions, so that it runs without the AVX ones.
     let has_both = target.feature("avx512vnni") == Some(true);
     FEATURES.iter().filter(move |feature| {
         let implied = feature.level.is_some_and(|first| level >= first);
@@ -105,12 +104,12 @@ fn features_of(target: &Target) -> impl Iterator<Item = &'static Feature> {
     })
 }
 
-/// CPU features that code for a target uses beyond the family's baseline, by LLVM's names.
+/// CPU features that code for a target uses beyond the family's baseline, by their LLVM names.
 pub fn features(target: &Target) -> Vec<&'static str> {
     features_of(target).map(|feature| feature.name).collect()
 }
 
-/// Assembly that leaves 1 in `eax` if CPU and operating system support all features, else 2; it clobbers
+/// Assembly that sets `eax` to 1 if CPU and operating system support all features, else to 2, and clobbers
 /// `ebx`, `ecx` and `edx`. `None` if every CPU of the family has them.
 pub fn check(target: &Target) -> Option<String> {
     let state = features_of(target).fold(0, |all, feature| all | feature.state);
@@ -140,13 +139,13 @@ pub fn check(target: &Target) -> Option<String> {
     if text.is_empty() {
         return None;
     }
-    // Older CPUs answer a leaf that they lack with another one's bits.
+    // Older CPUs return another leaf's bits for a leaf that they lack.
     let has_leaf_7 = if !features_of(target).any(|feature| matches!(feature.bit.0, 7 | LEAF_7_1)) {
         ""
     } else {
         "xorl %eax, %eax\ncpuid\ncmpl $$7, %eax\njb 1f\n"
     };
-    // Last, as only a CPU that says so can read XCR0.
+    // The last check, as XCR0 can be read only if the CPU reports so.
     let has_state = match state {
         0 => String::new(),
         _ => format!("xorl %ecx, %ecx\nxgetbv\nnotl %eax\ntestl $${state}, %eax\njne 1f\n"),

@@ -1,11 +1,11 @@
-//! Strided loads as loads of neighbours and shuffles: the dual of [`super::interleave`].
+//! Strided loads as contiguous loads and shuffles, the dual of [`super::interleave`].
 //!
-//! In a vectorized loop over `k`, the loads `T[S·k + 0]`, …, `T[S·k + S−1]` of neighbouring statements read
-//! the same memory. They are made together before the first of them, either from vectors that cover the range
-//! (short strides) or by transposing one row a lane (long strides, and register buffers that hold a row in a
-//! chunk).
+//! In a vectorized loop over `k`, the loads `T[S·k + 0]`, …, `T[S·k + S−1]` of adjacent statements read the
+//! same memory. They are generated together before the first statement, either from vectors that cover the
+//! range (short strides) or by transposing one row per lane (long strides, and register buffers that hold a
+//! row in a chunk).
 //!
-//! Only the range between the first and the last element that the statements read is touched.
+//! Only the range between the first and the last element that the statements read is accessed.
 
 use std::collections::BTreeSet;
 
@@ -17,25 +17,25 @@ use super::memory::LaneAddresses;
 use super::plan::VectorPiece;
 use crate::ssa::{Id, Type};
 
-/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it, where
-/// fewer than `MIN_TRANSPOSED` loads share the vectors.
+/// Largest stride for which every vector of a range holds enough lanes to be worth extracting them, if fewer
+/// than `MIN_TRANSPOSED` loads share the vectors.
 const MAX_PICKED_STRIDE: i64 = 4;
 
-/// Least number of loads whose rows are transposed, in fewer shuffles a load.
+/// Minimum number of loads whose rows are transposed, which needs fewer shuffles per load.
 const MIN_TRANSPOSED: usize = 4;
 
-/// Statements after the first whose loads are made with it.
+/// Number of statements after the first whose loads are generated with it.
 const MAX_AHEAD: usize = 64;
 
-/// Loads that share their buffer and stride: the lowest first element, and each one's distance from it.
+/// Loads with the same buffer and stride: the lowest first element, and the distance of each load from it.
 struct LoadGroup {
     lowest: Index,
     offsets: Vec<i64>,
 }
 
 impl Generator<'_> {
-    /// Makes the strided loads that the first statement of a block needs, with those of the statements after
-    /// it that share memory with them.
+    /// Generates the strided loads of the first statement of a block, and those of later statements that
+    /// share memory with them.
     pub(super) fn strided_loads(&mut self, block: &[Stmt]) {
         let Some(lanes) = self.f.lanes.filter(|l| l.mask.is_none() && l.piece.n > 1) else {
             return;
@@ -66,7 +66,8 @@ impl Generator<'_> {
         }
     }
 
-    /// Whether lanes may lie further apart than neighbours: most do not, which shows without their positions.
+    /// Whether lanes may have a stride larger than one; a quick check without positions, which excludes most
+    /// loads.
     fn may_stride(&self, buffer: BufferId, index: &[Index], lane: LoopId) -> bool {
         let (mut lanes_stride, mut stride) = (0i64, 1i64);
         for (i, extent) in index.iter().zip(&self.program.buffer(buffer).shape).rev() {
@@ -83,8 +84,8 @@ impl Generator<'_> {
         lanes_stride >= 2
     }
 
-    /// The loads at less than a stride and at most a vector from the one at `base`, up to a write of the
-    /// buffer.
+    /// Gathers the loads within less than a stride and at most a vector of the load at `base`, up to a write
+    /// of the buffer.
     fn strided_group(
         &self,
         buffer: BufferId,
@@ -127,7 +128,7 @@ impl Generator<'_> {
         LoadGroup { lowest: base.offset(lowest), offsets: window.iter().map(|o| o - lowest).collect() }
     }
 
-    /// The vector of each load of a group; `None` where lane by lane is better.
+    /// Generates the vector of each load of a group; `None` if scalar loads are better.
     fn deinterleave(
         &mut self,
         buffer: BufferId,
@@ -145,7 +146,7 @@ impl Generator<'_> {
         let rows: Option<Vec<Id>> = (0..piece.n as i64)
             .map(|lane| {
                 let at = group.lowest.offset(lane * stride);
-                // Beyond the last element of its own row, a row may read what another one starts with.
+                // After its last element, a row may read the first elements of another row.
                 let readable = n_columns + (piece.n as i64 - 1 - lane) * stride;
                 self.row(buffer, &at, n_columns as usize, readable as usize)
             })
@@ -154,15 +155,15 @@ impl Generator<'_> {
         Some(group.offsets.iter().map(|o| columns[*o as usize]).collect())
     }
 
-    /// Every `stride`-th element from each offset on, out of vectors that cover them all.
+    /// Extracts every `stride`-th element from each offset on from vectors that cover all of them.
     fn picked(&mut self, buffer: BufferId, group: &LoadGroup, stride: i64, piece: VectorPiece) -> Vec<Id> {
         let last_offset = group.offsets.last().expect("a group has a load");
         let (width, last) = (piece.width, (piece.n - 1) * stride as usize);
-        // More than the width: more than half of the lanes exist, at least two elements apart.
+        // More than the width, as more than half of the lanes exist, at least two elements apart.
         let n_elements = last + *last_offset as usize + 1;
         let sources: Vec<(usize, Id)> = (0..n_elements.div_ceil(width))
             .map(|v| {
-                // The last vector starts early rather than ending beyond the last element.
+                // The last vector starts earlier, so that it does not end beyond the last element.
                 let start = (v * width).min(n_elements - width);
                 (start, self.neighbours(buffer, &group.lowest.offset(start as i64), width, width))
             })
@@ -183,8 +184,8 @@ impl Generator<'_> {
             .collect()
     }
 
-    /// Loads at least `n` neighbouring elements in a vector of a power of two of lanes, of which `readable`
-    /// exist.
+    /// Loads at least `n` adjacent elements, of which `readable` exist, in a vector whose number of lanes is
+    /// a power of two.
     fn row(&mut self, buffer: BufferId, at: &Index, n: usize, readable: usize) -> Option<Id> {
         let width = n.next_power_of_two();
         if self.in_registers(buffer) {
@@ -193,17 +194,17 @@ impl Generator<'_> {
         Some(self.neighbours(buffer, at, if readable >= width { width } else { n }, width))
     }
 
-    /// The columns of a matrix of which each row is a vector: vectors of `width` lanes, one a row.
+    /// Transposes a matrix of which each row is a vector, into vectors of `width` lanes.
     ///
-    /// Each step exchanges one bit of the vector's number (at the start: of the row) with one bit of the
-    /// lane's (of the column), as two shuffles a pair of vectors (Eklundh, "A fast computer method for matrix
-    /// transposing", 1972). Which bit goes where is chosen so that each is one instruction on x86.
+    /// Each step exchanges one bit of the vector's index (initially the row) with one bit of the lane's index
+    /// (the column), with two shuffles per pair of vectors (Eklundh, "A fast computer method for matrix
+    /// transposing", 1972). The order of bits is chosen so that each shuffle is one instruction on x86.
     fn transpose(&mut self, mut rows: Vec<Id>, width: usize) -> Vec<Id> {
         let ty = self.m.type_of(rows[0]);
         let n_columns = ty.lanes;
         let element = ty.element();
         rows.resize(width, self.m.undefined(ty));
-        // Full vectors: rows a number of columns apart, side by side.
+        // Full vectors, formed from rows at a distance of the number of columns.
         let mut parts: Vec<Vec<Id>> =
             (0..n_columns).map(|v| rows.iter().copied().skip(v).step_by(n_columns).collect()).collect();
         let mut joined = n_columns;
@@ -217,10 +218,10 @@ impl Generator<'_> {
         let mut vectors: Vec<Id> = parts.into_iter().map(|part| part[0]).collect();
 
         let n_bits = n_columns.ilog2() as usize;
-        // Vector instructions unpack within 128 bits.
+        // Unpack instructions operate within 128 bits.
         let unpacked = if element == Type::F32 { 2 } else { 1 };
         let bits = width * if element == Type::F32 { 32 } else { 64 };
-        // Which bit of the column ends as each bit of the vector's number.
+        // Bit of the column that becomes each bit of the vector's index.
         let mut columns: Vec<usize> = (0..n_bits).collect();
         let mut bit = 0;
         while bit < n_bits {
@@ -228,14 +229,14 @@ impl Generator<'_> {
             let below = |e: usize, at: usize| e >> at & 1;
             let with = |e: usize, at: usize, to: usize| e & !(1 << at) | to << at;
             if bit == 0 && unpacked == 2 && pair {
-                // Unpack: the new bit goes below, the old lower one up, the old upper one out.
+                // Unpack: the new bit moves to the bottom, the old lower one up, the old upper one out.
                 self.exchange(&mut vectors, 0, |e, half| (below(e, 0), with(with(e, 0, below(e, 1)), 1, half)));
                 self.exchange(&mut vectors, 1, |e, half| (below(e, 1), with(e, 1, half)));
                 columns.swap(0, 1);
                 bit = 2;
             } else if bit == unpacked && pair && bit + 2 == n_bits && bits == 512 {
-                // Choose two quarters of each: the new bit goes on top, the old upper one down, the old lower
-                // one out.
+                // Selection of two quarters of each: the new bit moves to the top, the old upper one down,
+                // the old lower one out.
                 for step in [bit, bit + 1] {
                     self.exchange(&mut vectors, step, |e, half| {
                         (below(e, bit + 1), with(with(e, bit + 1, below(e, bit)), bit, half))
@@ -251,8 +252,8 @@ impl Generator<'_> {
         (0..n_columns).map(|column| vectors[number(column)]).collect()
     }
 
-    /// Shuffles each pair of vectors whose numbers differ in a bit into two: `source(lane, half)` says which
-    /// of the pair and which of its lanes a lane of the lower or upper half of the pair is.
+    /// Shuffles each pair of vectors whose indices differ in a bit: `source(lane, half)` returns the vector
+    /// of the pair and the lane that become a lane of the lower or upper result.
     fn exchange(&mut self, vectors: &mut [Id], bit: usize, source: impl Fn(usize, usize) -> (usize, usize)) {
         let width = self.m.type_of(vectors[0]).lanes;
         for low in (0..vectors.len()).filter(|v| v >> bit & 1 == 0) {
@@ -270,7 +271,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A vector whose lanes are picked from others: which one, and which lane of it.
+    /// Builds a vector from lanes of others, each given by the vector and the lane.
     pub(super) fn pick(&mut self, from: &[Id], picks: &[Option<(usize, usize)>]) -> Id {
         let used: BTreeSet<usize> = picks.iter().flatten().map(|(which, _)| *which).collect();
         let mut used = used.into_iter();
@@ -304,7 +305,7 @@ impl Generator<'_> {
     }
 }
 
-/// Calls `visit` for the elements that a statement reads whatever its conditions say.
+/// Calls `visit` for the elements that a statement reads unconditionally.
 fn for_each_sure_read(stmt: &Stmt, visit: &mut dyn FnMut(BufferId, &[Index])) {
     fn walk(e: &Expr, visit: &mut dyn FnMut(BufferId, &[Index])) {
         match e {

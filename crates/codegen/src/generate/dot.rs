@@ -1,15 +1,15 @@
-//! Dot products of four 8-bit integers or two bf16 numbers a lane, in the instructions that a machine has.
+//! Dot products of four 8-bit integers or two bf16 numbers per lane, in the instructions of the target.
 //!
-//! x86-64 multiplies unsigned by signed factors (`vpdpbusd`). Factors of one sign it has by turning the
-//! highest bits of one of them: with `a' = a + 128`, which has no sign, `Σ a·b = Σ a'·b − 128·Σ b`, and
-//! likewise for unsigned factors with `b' = b − 128`. The second sum is that of a vector alone, which all
-//! rows share. Without such instructions, signed 16-bit products (`vpmaddwd`) of the even and of the odd
-//! bytes are exact; where weights have at most 7 bits, so are sums of two products in 16 bits (`vpmaddubsw`),
-//! which take half as many instructions. All this is modulo 2^32, as the sums are.
+//! x86-64 multiplies unsigned by signed factors (`vpdpbusd`). Factors of the same signedness are supported by
+//! flipping the highest bits of one of them: with the unsigned `a' = a + 128`, `Σ a·b = Σ a'·b − 128·Σ b`,
+//! and likewise for unsigned factors with `b' = b − 128`. The second sum depends on one vector only, which
+//! all rows share. Without such instructions, signed 16-bit products (`vpmaddwd`) of the even and of the odd
+//! bytes are exact; if weights have at most 7 bits, so are sums of two products in 16 bits (`vpmaddubsw`),
+//! which take half as many instructions. All arithmetic is modulo 2^32, as the sums are.
 //!
-//! Pairs of bf16 numbers x86-64 multiplies by `vdpbf16ps`. Without that, two multiply-adds in f32 of the
-//! upper and of the lower halves of the lanes, which are bf16 numbers as they stand, do the same, except that
-//! numbers below the normal ones are no zeros.
+//! x86-64 multiplies pairs of bf16 numbers with `vdpbf16ps`. Without it, two f32 multiply-adds of the upper
+//! and of the lower halves of the lanes, which are bf16 numbers, give the same result, except that subnormal
+//! numbers are not flushed to zero.
 
 use tilewright_ir::dot::{STEPS, factor};
 use tilewright_ir::expr::{BinaryOp, Expr};
@@ -24,24 +24,24 @@ use crate::CompileError;
 use crate::ssa::build::Builder;
 use crate::ssa::{Compare, Id, SsaOp, Type};
 
-/// The highest bit of each byte.
+/// Highest bit of each byte.
 const HIGHEST_BITS: i32 = 0x8080_8080u32 as i32;
 
-/// The lower half of each byte.
+/// Lower half of each byte.
 const LOWER_HALVES: i32 = 0x0f0f_0f0f;
 
-/// Fewest lanes of a dot product's instruction.
+/// Minimum number of lanes of a dot product instruction.
 const LEAST_LANES: usize = 4;
 
-/// The upper half of each lane.
+/// Upper half of each lane.
 const UPPER_HALVES: i32 = 0xffff_0000u32 as i32;
 
-/// Marks, in the key of a load, lanes that are groups of neighbours.
+/// Mark, in the key of a load, of lanes that are groups of adjacent elements.
 const GROUPS: usize = 1 << 16;
 
 impl Generator<'_> {
-    /// Writes the steps of dot products, all of them at once: where runs decide how many there are, in code
-    /// for as many as a product takes and in code for fewer.
+    /// Generates the steps of dot products, all at once; if their number is known only at run time, with code
+    /// for full products and code for fewer steps.
     pub(super) fn dot_products(&mut self, l: &Loop, how: TensorProduct, extent: &Index) -> Result<(), CompileError> {
         if let Some(n) = extent.as_const() {
             return self.products_of(l, DotSteps { var: l.var, n, given: None });
@@ -78,7 +78,7 @@ impl Generator<'_> {
         written
     }
 
-    /// The bits of the first of `group` steps in a lane, of which there are `n`, from one to all.
+    /// Mask of the first `n` of `group` steps in a lane, from one to all.
     fn mask_of_steps(&mut self, n: Id, group: i64) -> Id {
         let m = &self.m;
         let left = m.binary(SsaOp::SubWrapping, m.int32(group as i32), m.truncate(n, Type::I32));
@@ -92,8 +92,9 @@ impl Generator<'_> {
         let factors = [a, b].map(|value| factor(value).expect("a dot product multiplies elements, or halves of them"));
         let dtypes = factors.map(|(buffer, ..)| self.program.buffer(buffer).dtype);
         let group = if dtypes[0].bytes() == 2 { 2 } else { STEPS };
-        // What lies behind the last step of one factor is multiplied by zeros of the other: of the one that
-        // has fewer values, where that is known. Numbers may be NaN or infinite there, in either factor.
+        // Elements after the last step of one factor are multiplied by zeros of the other, preferably the one
+        // with fewer values. For floating-point numbers, either factor may contain NaN or infinity there, so
+        // both are masked.
         let is_one = |g: &Self, (buffer, index, _): (BufferId, &[Index], _)| {
             matches!(g.access(buffer, &steps.at(index, 0)), LaneAddresses::Uniform(_))
         };
@@ -121,8 +122,8 @@ impl Generator<'_> {
         self.write(buffer, index, LaneOperand { value, lanes });
     }
 
-    /// Whether sums of two products of these factors, of which one has a sign, fit 16 bits: of bytes and
-    /// weights of 7 bits, and of bytes and half bytes.
+    /// Whether sums of two products of these factors, one of which is signed, fit 16 bits, as for bytes with
+    /// 7-bit weights or with 4-bit weights.
     fn fit_16_bits(&self, factors: &[(BufferId, &[Index], Option<&Index>); 2]) -> bool {
         let [a, b] = [0, 1].map(|at| (self.program.buffer(factors[at].0).dtype, factors[at].2.is_some()));
         [(a, b), (b, a)].into_iter().any(|((unsigned, is_half), (signed, _))| {
@@ -130,7 +131,7 @@ impl Generator<'_> {
         })
     }
 
-    /// The upper or lower four bits of each byte.
+    /// Upper or lower four bits of each byte.
     fn half_of_bytes(&mut self, bytes: LaneOperand, half: &Index) -> LaneOperand {
         let lanes = bytes.lanes.max(1);
         let at = self.eval(&Expr::FromIndex(half.clone()), DType::I32);
@@ -141,7 +142,7 @@ impl Generator<'_> {
         LaneOperand { value, lanes: bytes.lanes }
     }
 
-    /// Whether the steps of a factor are neighbours, and those behind the last one elements of the buffer.
+    /// Whether the steps of a factor are adjacent, and a full group starting there lies within the buffer.
     fn may_read_all(&self, buffer: BufferId, index: &[Index], steps: &DotSteps, group: i64) -> bool {
         let [flat, second] = [0, 1].map(|at| self.flat(buffer, &steps.place(index, &Index::from(at))));
         let n_elements = self.program.buffer(buffer).n_elements().unwrap_or(1) as i64;
@@ -149,7 +150,8 @@ impl Generator<'_> {
         second == flat.offset(1) && (steps.n == group || is_whole && n_elements % group == 0)
     }
 
-    /// The steps of a factor, of `group` that a lane has, as parts of 32-bit integers, then any, or zeros.
+    /// Reads the steps of a factor as parts of 32-bit integers, `group` per lane, followed by arbitrary
+    /// elements or zeros.
     fn steps_of_factor(
         &mut self,
         buffer: BufferId,
@@ -191,13 +193,13 @@ impl Generator<'_> {
         }
     }
 
-    /// Reads a lane's neighbours for each lane; `None` where some may lie outside the buffer.
+    /// Reads the group of adjacent elements of each lane; `None` if some may be outside the buffer.
     fn whole_group(&mut self, buffer: BufferId, access: LaneAddresses) -> Option<LaneOperand> {
         let lanes = self.f.lanes;
         match access {
             LaneAddresses::Uniform(_) if lanes.is_some_and(|l| l.guarded) => None,
             LaneAddresses::Uniform(flat) => {
-                // No other access of one element has lanes apart.
+                // Key of groups at one address, which no other access uses.
                 let key = (LaneAddresses::Strided { base: flat.clone(), stride: 0 }, 0);
                 let value = self.cached(buffer, key, |g| {
                     let (pointer, align) = (g.pointer(buffer, &flat), g.alignment(buffer, &flat));
@@ -225,8 +227,8 @@ impl Generator<'_> {
         }
     }
 
-    /// The steps, then zeros, of a factor in memory whose lanes are neighbours and whose steps lie apart: a
-    /// vector for each step, interleaved.
+    /// Reads the steps, then zeros, of a factor in memory whose lanes are adjacent and whose steps are
+    /// strided: a vector for each step, interleaved.
     fn interleaved_steps(
         &mut self,
         buffer: BufferId,
@@ -240,7 +242,7 @@ impl Generator<'_> {
         };
         let bases: Vec<Index> = (0..steps.n).map(step).collect();
         let ty = self.element_type(buffer).vector(width);
-        // Registers hold what comes of them alone.
+        // Only the interleaved result is kept in registers.
         let value = self.cached(buffer, (LaneAddresses::Irregular(bases.clone()), n_lanes | GROUPS), |g| {
             let row = |base: &Index| {
                 let (pointer, align) = (g.pointer(buffer, base), g.alignment(buffer, base));
@@ -260,7 +262,7 @@ impl Generator<'_> {
         LaneOperand { value, lanes: width }
     }
 
-    /// The steps of a factor, read one by one, then zeros.
+    /// Reads the steps of a factor one by one, followed by zeros.
     fn one_by_one(&mut self, buffer: BufferId, index: &[Index], steps: &DotSteps, group: i64) -> LaneOperand {
         let mut all: Option<LaneOperand> = None;
         for at in 0..steps.n {
@@ -280,22 +282,22 @@ impl Generator<'_> {
 #[derive(Clone)]
 pub struct DotSteps {
     var: LoopId,
-    /// Number of steps that are read.
+    /// Number of steps read.
     n: i64,
-    /// Number of steps that a run has, where the run decides that.
+    /// Number of steps at run time, if it is not constant.
     given: Option<LeastSteps>,
 }
 
-/// Number of steps of which a run has at least one.
+/// Run-time number of steps, at least one.
 #[derive(Clone)]
 struct LeastSteps {
     last: Index,
-    /// The bits of the steps in a lane.
+    /// Mask of the steps in a lane.
     mask: Id,
 }
 
 impl DotSteps {
-    /// Places of a step of a factor: of the last one, where a run has fewer.
+    /// Subscripts of a step of a factor, clamped to the last step at run time.
     fn at(&self, index: &[Index], at: i64) -> Vec<Index> {
         match &self.given {
             Some(given) if at > 0 => self.place(index, &Index::from(at).smaller(&given.last)),
@@ -308,7 +310,7 @@ impl DotSteps {
     }
 }
 
-/// Accumulates dot products of four 8-bit integers per lane in 32-bit lanes, of any number.
+/// Accumulates dot products of four 8-bit integers per lane in any number of 32-bit lanes.
 pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let own = target.dot4_lanes(signed);
@@ -329,9 +331,9 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
     let turn = m.splat(m.int32(HIGHEST_BITS), lanes);
     match signed {
         _ if !has_bytes => by_pairs(m, signed, sums, [a, b]),
-        // Of Arm's first dot products both factors have a sign, or none.
+        // Arm's first dot product instructions require both factors signed or both unsigned.
         [false, true] if mixed == 0 => {
-            // Σ a·b = Σ (a − 128)·b + 128·Σ b, of which 128 is −(−128).
+            // Σ a·b = Σ (a − 128)·b + 128·Σ b, where 128 is −(−128).
             let correction = m.dot4([true, true], zero, turn, b);
             let sums = m.binary(SsaOp::SubWrapping, sums, correction);
             m.dot4([true, true], sums, m.binary(SsaOp::Xor, a, turn), b)
@@ -347,7 +349,7 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
             m.dot4([false, true], sums, m.binary(SsaOp::Xor, a, turn), b)
         }
         _ => {
-            // The bits of 128 are those of −128.
+            // 128 and −128 have the same bits.
             let correction = m.dot4([false, true], zero, a, turn);
             let sums = m.binary(SsaOp::SubWrapping, sums, correction);
             m.dot4([false, true], sums, a, m.binary(SsaOp::Xor, b, turn))
@@ -355,8 +357,8 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
     }
 }
 
-/// Accumulates dot products of four 8-bit integers per lane, an unsigned and a signed factor, whose sums of
-/// two products fit 16 bits.
+/// Accumulates dot products of four 8-bit integers per lane, with an unsigned and a signed factor whose sums
+/// of two products fit 16 bits.
 fn dot4_by_sums(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     if !target.adds_pairs_of_bytes() || lanes < LEAST_LANES {
@@ -369,7 +371,7 @@ fn dot4_by_sums(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b
     m.dot4_by_sums(sums, unsigned, signed)
 }
 
-/// Accumulates dot products of two bf16 numbers per lane in f32 lanes, of any number.
+/// Accumulates dot products of two bf16 numbers per lane in any number of f32 lanes.
 pub fn dot2(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let own = target.dot2_lanes();
@@ -390,17 +392,17 @@ pub fn dot2(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
     add(add(sums, upper(a), upper(b)), lower(a), lower(b))
 }
 
-/// Lanes of 32 bits that instructions for pairs of 16-bit integers have at most; 0 without such.
+/// Maximum number of 32-bit lanes of instructions for pairs of 16-bit integers; 0 without such instructions.
 fn pair_lanes(target: &Target) -> usize {
     match target.arch {
-        // AVX2 in two halves has 512 bits as well, and 16 registers.
+        // Vectors of 512 bits in two AVX2 halves still have only 16 registers.
         Arch::X86_64 if target.n_vector_registers < 32 => target.vector_bits.min(256) as usize / 32,
         Arch::X86_64 => target.vector_bits as usize / 32,
         Arch::Aarch64 | Arch::Gpu(_) => 0,
     }
 }
 
-/// Accumulates dot products of two 16-bit integers per lane in 32-bit lanes, of any number.
+/// Accumulates dot products of two 16-bit integers per lane in any number of 32-bit lanes.
 pub fn dot2_of_integers(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let most = pair_lanes(target);
@@ -417,7 +419,7 @@ pub fn dot2_of_integers(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2])
     add(add(sums, lower(a), lower(b)), upper(a), upper(b))
 }
 
-/// Two halves of a vector, each by itself.
+/// Applies a function to each half of a vector.
 fn in_halves(m: &Builder, sums: Id, factors: [Id; 2], of_half: impl Fn(Id, [Id; 2]) -> Id) -> Id {
     let n_lanes = m.type_of(sums).lanes;
     let half = n_lanes / 2;
@@ -430,7 +432,7 @@ fn in_halves(m: &Builder, sums: Id, factors: [Id; 2], of_half: impl Fn(Id, [Id; 
     m.shuffle(parts[0], parts[1], &all)
 }
 
-/// Even and odd bytes as 16-bit integers, which are multiplied in pairs.
+/// Multiplies even and odd bytes as 16-bit integers, in pairs.
 fn by_pairs(m: &Builder, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
     let ty = m.type_of(sums);
     let short = Type::I16.vector(2 * ty.lanes);
@@ -445,7 +447,7 @@ fn by_pairs(m: &Builder, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
     m.dot2(m.dot2(sums, a_even, b_even), a_odd, b_odd)
 }
 
-/// Products of one byte after the other, as 32-bit integers.
+/// Multiplies byte after byte, as 32-bit integers.
 fn by_bytes(m: &Builder, signed: [bool; 2], sums: Id, factors: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let bits = |n: i32| m.splat(m.int32(n), lanes);
@@ -465,7 +467,7 @@ mod tests {
     use crate::ssa::{Linkage, Module};
     use crate::{Emit, llvm, loader, x86};
 
-    /// Targets of this machine with and without what multiplies bytes.
+    /// Targets of this machine with and without byte dot product instructions.
     fn targets() -> Vec<Target> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -494,7 +496,7 @@ mod tests {
         all
     }
 
-    /// The function `(sums, a, b)` that adds dot products to sums in memory.
+    /// Module with a function `(sums, a, b)` that adds dot products to sums in memory.
     fn module(target: &Target, signed: [bool; 2], lanes: usize) -> Module {
         let m = Builder::new("test");
         let f = m.function("f", Linkage::Exported, None, &[Type::POINTER; 3]);
@@ -506,7 +508,7 @@ mod tests {
         m.finish()
     }
 
-    /// A module as every back end makes it, with the back end's name.
+    /// Code of a module from every back end, with the back end's name.
     fn codes_of(module: Module, target: &Target, lanes: usize) -> Vec<(&'static str, loader::LoadedCode)> {
         assert_eq!(module.verify(), Ok(()), "{module}");
         let (object, _) = llvm::compile(&module, target, Emit::Object).unwrap();
@@ -613,8 +615,8 @@ mod tests {
         }
     }
 
-    /// Pairs of bf16 numbers, by the instruction that flushes what is below the normal numbers and by
-    /// multiply-adds that do not.
+    /// Targets for pairs of bf16 numbers: with the instruction, which flushes subnormal numbers, and with
+    /// multiply-adds, which do not.
     fn targets_of_pairs() -> Vec<(Target, bool)> {
         let all = targets().into_iter().map(|target| (target, false));
         #[cfg(target_arch = "x86_64")]
@@ -629,7 +631,7 @@ mod tests {
         all.collect()
     }
 
-    /// Sums of pairs as the interpreter has them.
+    /// Sums of pairs computed by the interpreter.
     fn interpreted(sums: &[u32], a: &[u16], b: &[u16]) -> Vec<f32> {
         let n = sums.len();
         let text = format!(
@@ -646,7 +648,8 @@ mod tests {
         arguments[3].iter().map(|x| *x as f32).collect()
     }
 
-    /// Each bit is the interpreter's, NaN, infinities and numbers below the normal ones included.
+    /// Checks that results are bit-identical to the interpreter's, including NaN, infinities and subnormal
+    /// numbers.
     #[test]
     fn pairs_of_bf16_are_added_as_the_interpreter_does() {
         let mut state = 1u64;
@@ -665,8 +668,8 @@ mod tests {
                 m.ret();
                 let codes = codes_of(m.finish(), &target, lanes);
                 for round in 0..600 {
-                    // All numbers; some of like size, of which sums lose bits; some about the least normal
-                    // one.
+                    // All numbers; numbers of similar magnitude, whose sums lose bits; numbers close to the
+                    // smallest normal one.
                     let factor = |bits: u32| match round % 3 {
                         0 => (bits >> 16) as u16,
                         1 => (bits >> 16) as u16 & 0x80ff | 0x3f00,
@@ -681,7 +684,7 @@ mod tests {
                             _ => bits() & 0x80ff_ffff,
                         })
                         .collect();
-                    // Vectors shorter than any that the instruction has are multiplied without it.
+                    // Vectors shorter than those of the instruction are multiplied without it.
                     if round % 3 != 1 && !(flushes && lanes >= LEAST_LANES) {
                         continue;
                     }
@@ -703,7 +706,7 @@ mod tests {
         run(code, &sums, &a, &b).into_iter().map(|x| f32::from_bits(x.cast_unsigned())).collect()
     }
 
-    /// Instructions that a target's dot products consist of.
+    /// Checks the instructions of a target's dot products.
     #[test]
     fn machines_use_their_own_instructions() {
         let check = |name: &str, features: &str, signed: [bool; 2], expected: &[(&str, usize)]| {

@@ -1,7 +1,7 @@
 //! Wrapper functions of an exported object, which check their arguments before any code of the kernel runs.
 //!
-//! They are compiled for the family's baseline CPU, so that they can report a lack of CPU features. All other
-//! symbols are internal, and the exported ones cannot be interposed by another object.
+//! They are compiled for the family's baseline CPU, so that they can report missing CPU features. All other
+//! symbols are internal, and other objects cannot interpose the exported ones.
 
 use tilewright_ir::{OpenSize, Part, Stmt};
 
@@ -9,30 +9,31 @@ use super::{Generator, cpu, entry_parameters, plan};
 use crate::export::{ALIGN, BAD_POINTER, BAD_SIZE, CPU_UNSUPPORTED, OK, function_name, supported_name};
 use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, SsaOp, Type};
 
-/// Checks that the exported functions share.
+/// Functions that all exported functions use for their checks.
 pub(super) struct ExportChecks<'p> {
     pub prefix: &'p str,
     /// Linkage of the wrapper functions.
     pub linkage: Linkage,
-    /// Says 1 where the CPU will do, else 2.
+    /// Function that returns 1 if the CPU is supported, else 2.
     cpu: FunctionId,
-    /// Function that runs a parallel loop where the caller has no threads for it.
+    /// Function that runs a parallel loop sequentially if the caller provides no threads.
     in_order: FunctionId,
 }
 
-/// A function that a part becomes, being written.
+/// Function of a part, being generated.
 #[derive(Clone, Copy)]
 pub(super) struct ExportedFunction {
     pub function: FunctionId,
-    /// Stack memory for a runtime structure of its own, where a parallel loop needs one.
+    /// Stack memory for a runtime structure, if a parallel loop needs one.
     runtime: Option<Id>,
 }
 
-/// The answers of the function that looks at the CPU; before its first call a variable holds 0.
+/// Result of the function that checks the CPU; before its first call, the cached result is 0.
 const SUPPORTED: i32 = 1;
 
 impl<'p> Generator<'p> {
-    /// Writes what the exported functions use, and the one that says whether the CPU will do.
+    /// Generates the functions that the exported ones use, and the exported one that reports whether the CPU
+    /// is supported.
     pub(super) fn guard(&mut self, prefix: &'p str, linkage: Linkage) -> ExportChecks<'p> {
         let guard = ExportChecks { prefix, linkage, cpu: self.cpu_function(), in_order: self.in_order_function() };
         self.begin(&supported_name(prefix), linkage, Some(Type::I32), &[]);
@@ -41,7 +42,7 @@ impl<'p> Generator<'p> {
         guard
     }
 
-    /// Begins a function for the family's first CPU.
+    /// Begins a function for the family's baseline CPU.
     pub(super) fn begin(
         &mut self,
         name: &str,
@@ -61,7 +62,8 @@ impl<'p> Generator<'p> {
         self.m.compare(Compare::Equal, answer, self.m.int32(SUPPORTED))
     }
 
-    /// Looks at the CPU once, as that may take as long as a small kernel: a virtual machine's host answers.
+    /// Generates a function that checks the CPU once, as the check may take as long as a small kernel: in a
+    /// virtual machine, the hypervisor emulates CPUID.
     fn cpu_function(&mut self) -> FunctionId {
         let function = self.begin("tilewright_cpu", Linkage::Internal, Some(Type::I32), &[]);
         let Some(text) = cpu::check(self.target) else {
@@ -82,7 +84,7 @@ impl<'p> Generator<'p> {
         function
     }
 
-    /// Runs the iterations of a parallel loop in order, as thread 0.
+    /// Generates a function that runs the iterations of a parallel loop in order, as thread 0.
     fn in_order_function(&mut self) -> FunctionId {
         let (ptr, i64) = (Type::POINTER, Type::I64);
         let function = self.begin("tilewright_in_order", Linkage::Internal, None, &[ptr, ptr, ptr, i64]);
@@ -103,7 +105,7 @@ impl<'p> Generator<'p> {
         function
     }
 
-    /// Begins the function that a part becomes, and returns from it where the CPU will not do.
+    /// Begins the function of a part, with a return if the CPU is not supported.
     pub(super) fn guarded_entry(&mut self, guard: &ExportChecks, part: Part) -> ExportedFunction {
         let name = function_name(guard.prefix, part);
         let n = entry_parameters(&plan::used_sizes(self.program, part));
@@ -115,8 +117,9 @@ impl<'p> Generator<'p> {
         ExportedFunction { function, runtime }
     }
 
-    /// Returns from an exported function where a buffer that it uses, or the scratch memory, is null or not
-    /// aligned to the bytes beside it; gives the runtime, where there is none that of this thread alone.
+    /// Generates a return from an exported function if a buffer that it uses, or the scratch memory, is null
+    /// or not aligned to the given bytes. Returns the caller's runtime or, if that is null, one that runs
+    /// loops on this thread.
     pub(super) fn check_pointers(
         &mut self,
         guard: &ExportChecks,
@@ -128,7 +131,7 @@ impl<'p> Generator<'p> {
         let (ptr, null) = (Type::POINTER, self.m.zero(Type::POINTER));
         let scratch = (self.plan.scratch.bytes(1) > 0).then_some((scratch, ALIGN));
         let mut is_bad = self.m.bool(false);
-        // The bits of all addresses that are to be aligned to so many bytes.
+        // Bitwise or of all addresses with the same required alignment.
         let mut bits: Vec<(u64, Id)> = Vec::new();
         for (pointer, align) in buffers.iter().copied().chain(scratch) {
             let at = bits.iter().position(|(of, _)| *of == align).unwrap_or_else(|| {
@@ -145,15 +148,15 @@ impl<'p> Generator<'p> {
         let is_good = self.m.not(is_bad);
         self.leave_unless(entry.function, is_good, BAD_POINTER);
         let Some(own) = entry.runtime else { return runtime };
-        // The context, then the function.
+        // Context, then function.
         self.m.store(null, own, 8);
         let function = self.m.element(ptr, own, self.m.int(1));
         self.m.store(self.m.function_address(guard.in_order), function, 8);
         self.m.select(self.m.compare(Compare::Equal, runtime, null), own, runtime)
     }
 
-    /// Returns from an exported function where a size is none of its values, given how much each exceeds its
-    /// least.
+    /// Generates a return from an exported function if a size is not a valid value, given the difference of
+    /// each size from its least value.
     pub(super) fn check_sizes(&mut self, entry: ExportedFunction, sizes: &[(&OpenSize, Id)]) {
         let mut is_good = self.m.bool(true);
         for (size, above) in sizes {
@@ -169,7 +172,7 @@ impl<'p> Generator<'p> {
         self.leave_unless(entry.function, is_good, BAD_SIZE);
     }
 
-    /// Returns with a code where a condition does not hold.
+    /// Generates a return with a code if a condition does not hold.
     fn leave_unless(&mut self, function: FunctionId, condition: Id, code: i32) {
         let [on, out] = [0; 2].map(|_| self.m.block(function));
         self.m.cond_br(condition, on, out);
@@ -178,7 +181,7 @@ impl<'p> Generator<'p> {
         self.m.go_to(function, on);
     }
 
-    /// Returns from the function that a part becomes.
+    /// Generates the return from the function of a part.
     pub(super) fn leave_entry(&mut self, guard: Option<&ExportChecks>) {
         match guard {
             Some(_) => self.m.ret_value(self.m.int32(OK)),

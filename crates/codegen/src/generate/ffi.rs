@@ -1,7 +1,7 @@
 //! Wrapper functions of an exported object for TVM-FFI, with DLPack tensors as arguments.
 //!
-//! Arguments are the buffers in their order, then the scratch memory, if there is some. TVM-FFI is not
-//! linked: its function for setting errors is called if the process has it.
+//! Arguments are the buffers in order, then the scratch memory, if any. TVM-FFI is not linked: its function
+//! for setting errors is called if the process has it.
 
 use std::collections::BTreeSet;
 
@@ -12,16 +12,17 @@ use super::{Generator, plan};
 use crate::export::{ALIGN, OK, dlpack, ffi_name, function_name};
 use crate::ssa::{Compare, FunctionId, Id, Linkage, SsaOp, Type};
 
-/// Types of TVM-FFI's values that are tensors: an address of one, and an object with one behind its header.
+/// Type indices of TVM-FFI values that are tensors: a pointer to one, and an object with a tensor after its
+/// header.
 const TENSOR_POINTER: i32 = 7;
 const TENSOR_OBJECT: i32 = 70;
 const OBJECT_BYTES: i64 = 24;
 
-/// Bytes of a value, and where its pointer is.
+/// Size in bytes of a value, and offset of its pointer.
 const VALUE_BYTES: i64 = 16;
 const VALUE_POINTER: i64 = 8;
 
-/// Devices of DLPack whose memory the host reads: CPUs, and what CUDA's and ROCm's drivers pin.
+/// DLPack devices with memory that the host can read: CPU, and pinned memory of CUDA and ROCm.
 const HOSTS: [i32; 3] = [1, 3, 11];
 
 /// Offsets of a tensor's fields.
@@ -38,20 +39,20 @@ mod field {
 /// Argument of the functions: a buffer, or the scratch memory.
 struct FfiArgument {
     buffer: Option<BufferId>,
-    /// The function that checks it and gives its address, or null with an error.
+    /// Function that checks the argument and returns its address, or null with an error.
     address: FunctionId,
 }
 
 /// Expected tensor.
 struct ExpectedTensor<'n> {
-    /// Words that begin messages about it.
+    /// Beginning of messages about the tensor.
     what: &'n str,
     dtype: tilewright_ir::DType,
     shape: &'n [i64],
 }
 
 impl Generator<'_> {
-    /// Writes the functions for the parts that have something to do; `parts` are those to call.
+    /// Generates the functions for non-empty parts; `parts` holds the functions to call.
     pub(super) fn ffi_functions(&mut self, guard: &ExportChecks, parts: &[(Part, FunctionId)]) {
         let refuse = self.refuse_function();
         let prefix = guard.prefix;
@@ -78,7 +79,8 @@ impl Generator<'_> {
         }
     }
 
-    /// Hands an error of a kind and a text over; gives what the functions return then.
+    /// Generates a function that reports an error of a kind with a text, and returns the functions' error
+    /// code.
     fn refuse_function(&mut self) -> FunctionId {
         let ptr = Type::POINTER;
         let raise = self.m.function("TVMFFIErrorSetRaisedFromCStr", Linkage::Weak, None, &[ptr; 2]);
@@ -94,7 +96,7 @@ impl Generator<'_> {
         function
     }
 
-    /// Goes on where a condition holds, and else returns a value, with an error.
+    /// Continues if a condition holds, else returns a value with an error.
     fn expect(&mut self, function: FunctionId, holds: Id, refuse: FunctionId, [kind, text]: [&str; 2], otherwise: Id) {
         let [on, out] = [0; 2].map(|_| self.m.block(function));
         self.m.cond_br(holds, on, out);
@@ -109,7 +111,7 @@ impl Generator<'_> {
         self.m.element(Type::I8, base, self.m.int(offset))
     }
 
-    /// Whether the integers at an address are these.
+    /// Compares the integers at an address with expected ones.
     fn are(&self, address: Id, expected: impl Iterator<Item = (usize, i64)>) -> Id {
         expected.fold(self.m.bool(true), |all, (at, n)| {
             let found = self.m.load(Type::I64, self.byte_at(address, 8 * at as i64), 8, false);
@@ -117,8 +119,8 @@ impl Generator<'_> {
         })
     }
 
-    /// Writes the function that gives the address of an argument, or null, with an error, where it is another
-    /// one than is wanted.
+    /// Generates the function that returns the address of an argument, or null, with an error, if the
+    /// argument does not match the expected tensor.
     fn address_function(&mut self, at: usize, wanted: &ExpectedTensor, refuse: FunctionId) -> FunctionId {
         let ptr = Type::POINTER;
         let ExpectedTensor { what, dtype, shape } = *wanted;
@@ -157,7 +159,7 @@ impl Generator<'_> {
         let [look, done] = [0; 2].map(|_| self.m.block(function));
         self.m.cond_br(self.m.compare(Compare::Equal, strides, null), done, look);
         self.m.go_to(function, look);
-        // A stride that is never walked along says nothing.
+        // The stride of a dimension of extent 1 is irrelevant.
         let packed = (0..shape.len()).filter(|&at| shape[at] != 1).map(|at| (at, shape[at + 1..].iter().product()));
         let is_packed = self.are(strides, packed);
         check(self, is_packed, "ValueError", "takes contiguous elements, the last dimension first (make a copy)");
@@ -176,7 +178,7 @@ impl Generator<'_> {
         function
     }
 
-    /// Writes the function that calls a part.
+    /// Generates the function that calls a part.
     fn ffi_function(
         &mut self,
         guard: &ExportChecks,
@@ -224,7 +226,7 @@ impl Generator<'_> {
         let is_done = self.m.compare(Compare::Equal, code, self.m.int32(OK));
         let text = format!("{name}: CPU or operating system lack what the kernel needs");
         self.expect(function, is_done, refuse, ["RuntimeError", &text], failed);
-        // None.
+        // The result is `None`.
         for offset in [0, VALUE_POINTER] {
             self.m.store(self.m.int(0), self.byte_at(result, offset), 8);
         }

@@ -1,4 +1,4 @@
-//! GPU kernels: each a function that every thread runs.
+//! GPU kernels, each a function that every thread runs.
 
 pub mod bulk;
 mod copy;
@@ -24,7 +24,7 @@ use store::Stores;
 /// Generates all kernels of a program.
 ///
 /// # Errors
-/// If a kernel uses what there is no code for.
+/// If a kernel uses a construct that code generation does not support.
 pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileError> {
     let program = &gpu.program;
     let plans = gpu.kernels().map(|kernel| plan::kernel(program, &kernel.body, target));
@@ -55,11 +55,11 @@ impl Generator<'_> {
         (0..maps.len()).for_each(|at| self.m.map_parameter(n_buffers + at));
         let maps: Vec<(TensorMap, Id)> =
             maps.into_iter().enumerate().map(|(at, map)| (map, self.m.parameter(n_buffers + at))).collect();
-        // Nothing in it is worth a call.
+        // Kernels contain no units, as calls are not worthwhile.
         self.f.is_unit = true;
         self.filled = plan::written_buffers(&kernel.body);
         for (at, (buffer, access)) in buffers.into_iter().enumerate() {
-            // What threads tell each other through memory is not one thread's alone.
+            // Memory through which threads communicate is not private to a thread.
             if access == BufferUse::ReadWrite {
                 self.f.storage.insert(buffer, Storage::Pointer(self.m.parameter(at)));
             } else {
@@ -106,8 +106,8 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Places the buffers that a block shares one after the other; gives the addresses of boxes that warps
-    /// store and of barriers behind them, where there are some.
+    /// Lays out the shared buffers of a block; returns the addresses of the warps' staging boxes and of the
+    /// mbarriers after them, if any.
     fn shared_memory(
         &mut self,
         gpu: &GpuProgram,

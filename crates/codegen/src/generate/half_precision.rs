@@ -1,7 +1,7 @@
-//! f16 and bf16: 16-bit elements in memory, computed with in f32.
+//! f16 and bf16, which are 16-bit elements in memory and computed in f32.
 //!
-//! GPUs convert them by instructions, and f16 most CPUs do. bf16, the upper half of an f32 number, is an
-//! integer of 16 bits on a CPU, moved and rounded as such: that is exact, and needs no function of a library.
+//! GPUs have conversion instructions for both, most CPUs for f16. On a CPU, bf16, the upper half of an f32
+//! number, is a 16-bit integer, moved and rounded as such, which is exact and needs no library function.
 
 use tilewright_ir::{BufferId, DType};
 
@@ -16,12 +16,12 @@ mod single {
 }
 
 impl Generator<'_> {
-    /// Whether elements of a type are integers of 16 bits to the code of this target.
+    /// Whether code for this target represents elements of a type as 16-bit integers.
     pub(super) fn is_upper_half(&self, dtype: DType) -> bool {
         dtype == DType::Bf16 && self.target.gpu.is_none()
     }
 
-    /// Elements of 16 bits in f32.
+    /// Converts 16-bit elements to f32.
     pub(super) fn widened_half(&self, x: Id, dtype: DType) -> Id {
         let lanes = self.m.type_of(x).lanes;
         let single = Type::F32.vector(lanes);
@@ -33,7 +33,7 @@ impl Generator<'_> {
         self.m.bitcast(word, single)
     }
 
-    /// Numbers in f32 as elements of 16 bits: the nearest ones, of two as near the even one.
+    /// Rounds f32 numbers to 16-bit elements, to nearest, ties to even.
     pub(super) fn half_of(&self, x: Id, dtype: DType) -> Id {
         let lanes = self.m.type_of(x).lanes;
         match self.is_upper_half(dtype) {
@@ -42,14 +42,14 @@ impl Generator<'_> {
         }
     }
 
-    /// Whether an instruction rounds f32 numbers to the elements of a buffer: it gives zeros for numbers
-    /// below the normal ones, which dot products of pairs take them for.
+    /// Whether an instruction that flushes subnormal numbers may round f32 numbers to the elements of a
+    /// buffer, because only dot products of pairs, which treat them as zeros, read the buffer.
     pub(super) fn serves_pairs(&self, buffer: BufferId, x: Id) -> bool {
         let lanes = self.m.type_of(x).lanes;
         self.plan.pairs.contains(&buffer) && matches!(lanes, 8 | 16) && lanes <= self.target.dot2_lanes()
     }
 
-    /// The bits of the nearest bf16 numbers, as integers of 32 bits.
+    /// Bits of the nearest bf16 numbers, as 32-bit integers.
     pub(super) fn bits_of_bf16(&self, x: Id) -> Id {
         let m = &self.m;
         let lanes = m.type_of(x).lanes;
@@ -57,8 +57,8 @@ impl Generator<'_> {
         let x = m.bitcast(x, Type::I32.vector(lanes));
         let is_none =
             m.compare(Compare::Greater, m.binary(SsaOp::And, x, word(single::MAGNITUDE)), word(single::INFINITY));
-        // Half of the last bit that is kept, or a little less where that bit is zero: once it is added,
-        // leaving away the bits behind rounds to the nearest, halves to even.
+        // Adding half of the last kept bit, or slightly less if that bit is zero, and then dropping the lower
+        // bits rounds to nearest, ties to even.
         let odd = m.binary(SsaOp::And, m.binary(SsaOp::ShiftUnsigned, x, word(16)), word(1));
         let rounded = m.binary(SsaOp::AddWrapping, x, m.binary(SsaOp::AddWrapping, odd, word(0x7fff)));
         let none = m.binary(SsaOp::Or, x, word(single::QUIET));

@@ -1,8 +1,8 @@
-//! Strided stores of neighbouring statements that together fill memory without gaps, as interleaved vector
+//! Strided stores of adjacent statements that together fill memory without gaps, as interleaved vector
 //! stores.
 //!
-//! In a vectorized loop over `k`, the stores `P[S·k + 0] = a`, …, `P[S·k + S−1] = z` are written as `S`
-//! vector stores of shuffled values instead of `S` stores a lane.
+//! In a vectorized loop over `k`, the stores `P[S·k + 0] = a`, …, `P[S·k + S−1] = z` become `S` vector stores
+//! of shuffled values instead of `S` stores per lane.
 
 use std::collections::BTreeSet;
 
@@ -16,16 +16,16 @@ use super::value::LaneOperand;
 use crate::CompileError;
 use crate::ssa::{Id, SsaOp, Type};
 
-/// A number of rows with an odd factor from here on is transposed as the next power of two, the rest masked
-/// off.
+/// Smallest odd factor for which a number of rows is padded to the next power of two for transposition, with
+/// the rest masked off.
 const MIN_PADDED: usize = 7;
 
-/// Longer groups fall back to single lanes.
+/// Largest stride; larger groups are stored lane by lane.
 const MAX_STRIDE: i64 = 64;
 
 impl Generator<'_> {
-    /// Writes the group of stores that starts a block and says of how many statements it is; 0 where there is
-    /// none.
+    /// Generates the group of stores at the beginning of a block, and returns its number of statements; 0 if
+    /// there is no such group.
     pub(super) fn interleaved_stores(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
         let (Some(lanes), Some(Stmt::Store { buffer, index, .. })) = (self.f.lanes, block.first()) else {
             return Ok(0);
@@ -58,7 +58,7 @@ impl Generator<'_> {
         for (stmt, offset) in block.iter().zip(&group.offsets) {
             if let Stmt::Store { value, .. } = stmt {
                 let value = match value {
-                    // Integers are moved in as many bits as they have.
+                    // Integers are moved without widening.
                     Expr::Load(from, at) if is_moved && self.program.buffer(*from).dtype == dtype => {
                         self.load(*from, at)
                     }
@@ -88,7 +88,7 @@ impl Generator<'_> {
         Ok(n)
     }
 
-    /// Stores rows of bf16 numbers, two of which are rows of 32-bit words.
+    /// Stores rows of bf16 numbers; two of them form a row of 32-bit words.
     fn store_pairs(&mut self, buffer: BufferId, group: &StoreGroup, block: &[Stmt], piece: VectorPiece) {
         let mut halves = vec![None; block.len()];
         for (stmt, offset) in block.iter().zip(&group.offsets) {
@@ -125,7 +125,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Stores the first `n` of the rows, one lane of all rows after the other.
+    /// Stores the first `n` rows, lane after lane.
     fn store_groups(&mut self, buffer: BufferId, start: &Index, rows: &[Id], n: usize, piece: VectorPiece) {
         let (group, width) = (rows.len(), piece.width);
         let all = self.interleave(rows, width);
@@ -147,7 +147,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Checks that the statements are stores of one group and finds its start.
+    /// Checks that the statements are stores of one group, and finds its start.
     fn group(&self, buffer: BufferId, base: &Index, stride: i64, block: &[Stmt]) -> Option<StoreGroup> {
         let mut relative = Vec::new();
         for stmt in block {
@@ -169,7 +169,7 @@ impl Generator<'_> {
         })
     }
 
-    /// Vectors `out` with `out[k·S + s] = rows[s][k]`, cut into vectors of the width of the rows.
+    /// Interleaves rows: `out[k·S + s] = rows[s][k]`, split into vectors of the width of the rows.
     fn interleave(&mut self, rows: &[Id], width: usize) -> Vec<Id> {
         match rows.len() {
             1 => rows.to_vec(),
@@ -194,9 +194,9 @@ impl Generator<'_> {
     }
 }
 
-/// Stores that fill a range of a buffer together.
+/// Stores that together fill a range of a buffer.
 struct StoreGroup {
-    /// The first element of the range.
+    /// First element of the range.
     start: Index,
     /// Position of each store's first lane from the start.
     offsets: Vec<usize>,

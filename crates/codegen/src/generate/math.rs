@@ -1,12 +1,11 @@
 //! Elementary functions on vectors, as inline code.
 //!
-//! Scalars call the C library, so a lane and a scalar may differ in the last bits. The largest errors found,
-//! in units in the last place against the C library in f64, are asserted in `tests/math.rs`: at
-//! most 2.5 for `f32`, 4 for `f64`. Infinities, numbers that are none, signed zeros and denormals are right
-//! throughout.
+//! Scalars call the C library, so a lane and a scalar may differ in the last bits. `tests/math.rs` asserts
+//! the largest errors, in units in the last place against the C library in f64: at most 2.5 for `f32`, 4 for
+//! `f64`. Infinities, NaN, signed zeros and subnormal numbers are handled correctly.
 //!
-//! The coefficients are minimax fits of our own: Remez's exchange algorithm in 60 digits, with the weight
-//! that makes the error relative to the result; the error of each fit stands beside it.
+//! The coefficients are original minimax fits, by Remez's exchange algorithm in 60 digits, with weights for
+//! the error relative to the result; the error of each fit is noted next to it.
 
 use tilewright_ir::DType;
 use tilewright_ir::expr::UnaryOp;
@@ -16,33 +15,33 @@ use crate::ssa::{Id, RoundingDirection, SsaOp, Type};
 
 /// Constants of an element type.
 struct FloatFormat {
-    /// Bits of the significand after the point.
+    /// Number of fraction bits of the significand.
     fraction_bits: u32,
     exponent_bias: i64,
-    /// Exponentials of arguments from here on are infinite, and up to `exp_zero` zero.
+    /// Smallest argument whose exponential is infinite; up to `exp_zero`, exponentials are zero.
     exp_infinite: f64,
     exp_zero: f64,
-    /// Exponentials of minus this and less are 0 beside 1.
+    /// Arguments up to minus this have exponentials that are negligible compared with 1.
     expm1_one: f64,
-    /// ln 2 in two parts, the first so short that its product with an exponent is exact (Cody and Waite,
+    /// ln 2 in two parts; the first is so short that its product with an exponent is exact (Cody and Waite,
     /// "Software Manual for the Elementary Functions", 1980).
     ln_2: [f64; 2],
-    /// (eˣ − 1 − x) / x² in x for |x| ≤ ½ ln 2.
+    /// Polynomial of (eˣ − 1 − x) / x² in x for |x| ≤ ½ ln 2.
     exp: &'static [f64],
-    /// (atanh(s) / s − 1) / s² in s² for |s| ≤ (√2 − 1) / (√2 + 1).
+    /// Polynomial of (atanh(s) / s − 1) / s² in s² for |s| ≤ (√2 − 1) / (√2 + 1).
     log: &'static [f64],
-    /// Arguments from here on have the hyperbolic tangent 1.
+    /// Smallest argument whose hyperbolic tangent is 1.
     tanh_one: f64,
-    /// erf(x) / x in x² for |x| ≤ `ERF_LOW`, less 1.
+    /// Polynomial of erf(x) / x − 1 in x² for |x| ≤ `ERF_LOW`.
     erf_low: &'static [f64],
-    /// The fourth root of 1 − erf(x) in x − `erf_center` for `ERF_LOW` ≤ x ≤ `erf_one`, where the error
-    /// function becomes 1.
+    /// Polynomial of the fourth root of 1 − erf(x) in x − `erf_center` for `ERF_LOW` ≤ x ≤ `erf_one`, where
+    /// the error function becomes 1.
     erf_high: &'static [f64],
     erf_center: f64,
     erf_one: f64,
 }
 
-/// Up to here the error function is computed relative to its argument, beyond it relative to 1.
+/// Limit up to which the error function is computed relative to its argument, and beyond which relative to 1.
 const ERF_LOW: f64 = 1.1;
 
 const SINGLE: FloatFormat = FloatFormat {
@@ -191,7 +190,7 @@ struct Math<'g, 'p> {
 }
 
 impl Generator<'_> {
-    /// An elementary function of each lane of a vector; `None` where there is no code for it here.
+    /// Generates an elementary function of each lane of a vector; `None` for functions without inline code.
     pub(super) fn vector_math(&self, op: UnaryOp, x: Id, n: usize, dtype: DType) -> Option<Id> {
         let (format, int) = match dtype {
             DType::F32 => (&SINGLE, Type::I32),
@@ -241,7 +240,7 @@ impl Generator<'_> {
             UnaryOp::Ceil => math.where_less(nearest, x, math.add(nearest, one), nearest),
             _ => nearest,
         };
-        // Zeros keep the sign of what they were.
+        // Results that are zero keep the sign of the argument.
         Some(math.with_sign_of(moved, x))
     }
 }
@@ -271,7 +270,7 @@ impl Math<'_, '_> {
         self.g.m.binary(SsaOp::FDiv, a, b)
     }
 
-    /// `a · b + c`, rounded once where the machine can.
+    /// `a · b + c`, rounded once if the machine has fused multiply-adds.
     fn mul_add(&self, a: Id, b: Id, c: Id) -> Id {
         if self.g.target.has_fma { self.g.m.fma(a, b, c) } else { self.add(self.mul(a, b), c) }
     }
@@ -289,13 +288,13 @@ impl Math<'_, '_> {
         self.g.m.binary(SsaOp::CopySign, x, sign)
     }
 
-    /// The first where `a < b`, else the second, which also a number that is none gives.
+    /// Selects `first` if `a < b`, else `second`, also for NaN.
     fn where_less(&self, a: Id, b: Id, first: Id, second: Id) -> Id {
         self.g.m.select(self.g.m.fless(a, b), first, second)
     }
 
-    /// The nearest integer, of two the even one: from the number on whose last place is 1 all are integers,
-    /// so adding it rounds.
+    /// Rounds to the nearest integer, ties to even: all numbers from the one whose last place is 1 are
+    /// integers, so adding this number rounds.
     fn nearest(&self, x: Id) -> Id {
         let whole = self.real((self.format.fraction_bits as f64).exp2());
         let a = self.abs(x);
@@ -303,13 +302,14 @@ impl Math<'_, '_> {
         self.where_less(a, whole, rounded, x)
     }
 
-    /// The nearest integer to `a · b`, as a real: adding 1.5 times the number whose last place is 1 rounds.
+    /// Rounds `a · b` to the nearest integer, as a real: adding 1.5 times the number whose last place is 1
+    /// rounds.
     fn round_product(&self, a: Id, b: Id) -> Id {
         let magic = self.real(1.5 * (self.format.fraction_bits as f64).exp2());
         self.sub(self.mul_add(a, b, magic), magic)
     }
 
-    /// 2ⁿ for an integer `n` whose power is neither infinite nor denormal.
+    /// 2ⁿ for an integer `n` whose power is neither infinite nor subnormal.
     fn power_of_two(&self, n: Id) -> Id {
         let magic = 1.5 * (self.format.fraction_bits as f64).exp2() + self.format.exponent_bias as f64;
         let biased = self.g.m.bitcast(self.add(n, self.real(magic)), self.int);
@@ -317,7 +317,7 @@ impl Math<'_, '_> {
         self.g.m.bitcast(self.g.m.binary(SsaOp::ShiftLeft, biased, shift), self.ty)
     }
 
-    /// An integer `n` and `p` with eˣ = 2ⁿ·(1 + p), for `x` whose exponential is finite.
+    /// Computes an integer `n` and `p` with eˣ = 2ⁿ·(1 + p), for `x` with a finite exponential.
     fn reduced_exp(&self, x: Id) -> (Id, Id) {
         let n = self.round_product(x, self.real(std::f64::consts::LOG2_E));
         let [high, low] = self.format.ln_2.map(|part| self.real(-part));
@@ -355,13 +355,14 @@ impl Math<'_, '_> {
         let x = self.where_less(x, low, low, x);
         let x = self.where_less(high, x, high, x);
         let (n, p) = self.reduced_exp(x);
-        // In two factors, as the power itself may be infinite or denormal; only the second rounds.
+        // Two factors, as the power itself may be infinite or subnormal; only the second rounds.
         let half = self.round_product(n, self.real(0.5));
         let first = self.mul(self.add(p, self.real(1.0)), self.power_of_two(half));
         self.mul(first, self.power_of_two(self.sub(n, half)))
     }
 
-    /// eˣ − 1 = 2ⁿ·p + (2ⁿ − 1), of which half is computed: 2ⁿ itself may be infinite where the value is not.
+    /// eˣ − 1 = 2ⁿ·p + (2ⁿ − 1), computed as twice its half, as 2ⁿ may be infinite although the value is
+    /// finite.
     fn expm1(&self, x: Id) -> Id {
         let (low, high) = (self.real(-self.format.expm1_one), self.real(self.format.exp_infinite));
         let a = self.where_less(x, low, low, x);
@@ -372,7 +373,7 @@ impl Math<'_, '_> {
         self.with_sign_of(self.add(half, half), x)
     }
 
-    /// ln(1 + x), with what rounding of 1 + x loses.
+    /// ln(1 + x), with a correction for the rounding error of 1 + x.
     fn log1p(&self, x: Id) -> Id {
         let one = self.real(1.0);
         let y = self.add(one, x);
@@ -381,13 +382,13 @@ impl Math<'_, '_> {
     }
 
     /// ln x = e·ln 2 + ln(1 + f) with 1 + f in √½..√2, and s = f / (2 + f): ln(1 + f) = 2·atanh(s) = f − s·(f
-    /// − 2s²·…), where an error of `s` counts little. Of an argument that is a rounded sum, `lost` is what
-    /// the exact one has besides.
+    /// − 2s²·…), in which an error of `s` has little effect. For an argument that is a rounded sum, `lost` is
+    /// its rounding error.
     fn log(&self, x: Id, lost: Option<Id>) -> Id {
         let m = &self.g.m;
         let fraction_bits = self.format.fraction_bits;
         let bias = self.format.exponent_bias;
-        // Denormals are scaled up first.
+        // Subnormal numbers are scaled up first.
         let least_normal = self.real(((1 - bias) as f64).exp2());
         let is_small = m.fless(x, least_normal);
         let scaled = m.select(is_small, self.mul(x, self.real((fraction_bits as f64).exp2())), x);
@@ -398,7 +399,7 @@ impl Math<'_, '_> {
         };
         let bits = m.binary(SsaOp::AddWrapping, m.bitcast(scaled, self.int), self.integer(one_bits - root_bits));
         let biased = m.binary(SsaOp::ShiftUnsigned, bits, self.integer(i64::from(fraction_bits)));
-        // The exponent as a real: written into the last places of 2 to the number of fraction bits.
+        // The exponent as a real, by writing it into the last places of 2 to the number of fraction bits.
         let magic = (fraction_bits as f64).exp2();
         let magic_bits = (bias + i64::from(fraction_bits)) << fraction_bits;
         let biased = m.bitcast(m.binary(SsaOp::Or, biased, self.integer(magic_bits)), self.ty);
@@ -412,7 +413,7 @@ impl Math<'_, '_> {
         let significand = m.bitcast(m.binary(SsaOp::AddWrapping, fraction, self.integer(root_bits)), self.ty);
         let mut f = self.sub(significand, self.real(1.0));
         if let Some(lost) = lost {
-            // Of larger arguments nothing is lost that would count.
+            // For larger arguments, the rounding error is negligible.
             let most = self.real(f64::from(2 * fraction_bits));
             let inverse = self.power_of_two(self.g.m.unary(SsaOp::FNeg, self.where_less(e, most, e, most)));
             f = self.mul_add(lost, inverse, f);
@@ -423,7 +424,7 @@ impl Math<'_, '_> {
         let [high, low] = self.format.ln_2.map(|part| self.real(part));
         let small = self.sub(self.mul(s, self.sub(f, tail)), self.mul(e, low));
         let finite = self.mul_add(e, high, self.sub(f, small));
-        // Infinity and what is no number stay; zero and negative numbers have no logarithm.
+        // Infinity and NaN are unchanged; zero gives −∞ and negative numbers NaN.
         let [infinity, zero] = [f64::INFINITY, 0.0].map(|v| self.real(v));
         let out = self.where_less(x, infinity, finite, x);
         let out = self.where_less(x, zero, self.real(f64::NAN), out);
@@ -431,7 +432,7 @@ impl Math<'_, '_> {
         self.where_less(self.abs(x), least, self.real(f64::NEG_INFINITY), out)
     }
 
-    /// tanh |x| = E / (E + 2) with E = exp(2|x|) − 1, which loses nothing near zero.
+    /// tanh |x| = E / (E + 2) with E = exp(2|x|) − 1, which is accurate near zero.
     fn tanh(&self, x: Id) -> Id {
         let a = self.abs(x);
         let last = self.real(self.format.tanh_one);
@@ -442,8 +443,8 @@ impl Math<'_, '_> {
         self.with_sign_of(self.div(e, self.add(e, self.real(2.0))), x)
     }
 
-    /// Near zero x + x·p(x²), else 1 − r(|x|)⁴: the root needs a polynomial of half the degree of the error
-    /// function's own.
+    /// erf(x) as x + x·p(x²) near zero, else 1 − r(|x|)⁴: the root needs a polynomial of half the degree of
+    /// that for the error function itself.
     fn erf(&self, x: Id) -> Id {
         let a = self.abs(x);
         let low = self.mul_add(x, self.polynomial(self.format.erf_low, self.mul(x, x)), x);

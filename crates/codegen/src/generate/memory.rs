@@ -1,4 +1,4 @@
-//! Loads and stores: scalars, contiguous, strided and scattered lanes, register chunks.
+//! Loads and stores of scalars, of contiguous, strided and scattered lanes, and of register chunks.
 
 use tilewright_ir::dependence::reduced;
 use tilewright_ir::expr::Subscript;
@@ -9,7 +9,7 @@ use super::plan::{self, Chunk, VectorPiece};
 use super::{ARGUMENT_ALIGN, Generator, Storage, WrittenLanes};
 use crate::ssa::{Id, Type};
 
-/// Bytes of a swizzled chunk of a row, in operands of warpgroup products.
+/// Size in bytes of a swizzled chunk of a row, in operands of warpgroup products.
 pub const PART_BYTES: i64 = 16;
 
 /// Addresses of a vector's lanes in a buffer.
@@ -19,7 +19,7 @@ pub enum LaneAddresses {
     Uniform(Index),
     /// Lane `i` at `base + stride·i`.
     Strided { base: Index, stride: i64 },
-    /// Lane `i` at `base + stride·i` where `i < at`, else at `then + stride·i`, as where lanes continue in
+    /// Lane `i` at `base + stride·i` if `i < at`, else at `then + stride·i`, for lanes that continue in
     /// another row.
     Broken { base: Index, stride: i64, at: Index, then: Box<Index>, all: Vec<Index> },
     /// Each lane at its own address.
@@ -27,7 +27,7 @@ pub enum LaneAddresses {
 }
 
 impl LaneAddresses {
-    /// The access shifted by `n` elements.
+    /// Shifts the access by `n` elements.
     fn offset(self, n: i64) -> LaneAddresses {
         match self {
             LaneAddresses::Uniform(flat) => LaneAddresses::Uniform(flat.offset(n)),
@@ -42,7 +42,7 @@ impl LaneAddresses {
 }
 
 impl Generator<'_> {
-    /// Places of an access's lanes.
+    /// Addresses of an access's lanes.
     pub(super) fn access(&self, buffer: BufferId, index: &[Index]) -> LaneAddresses {
         let flat = self.flat(buffer, index);
         let Some(lanes) = self.f.lanes.filter(|l| flat.uses(l.var)) else {
@@ -77,13 +77,13 @@ impl Generator<'_> {
                 };
             }
         }
-        // A vector may be a part of a row, as of a panel that several tiles share.
+        // A vector may be a part of a row, for example of a panel that several tiles share.
         if let Some(access) = strided(&reduced(&flat, &self.f.ranges)) {
             return access;
         }
         let mut row = None;
         match slope(&flat, lanes.var, &mut row).zip(row) {
-            // No more than one row ends within so many lanes.
+            // At most one row ends within `n` lanes.
             Some((stride, (x, d))) if d >= n as i64 => {
                 let x = x.substitute(lanes.var, &Index::from(first));
                 let at = self.f.ranges.simplify(&Index::from(d).sub(&x.modulo(d)));
@@ -104,12 +104,12 @@ impl Generator<'_> {
         let bits = flat.terms().iter().fold(flat.constant(), |bits, (_, c)| bits | c);
         let bytes = self.program.buffer(buffer).dtype.bytes();
         let known = if bits == 0 { ARGUMENT_ALIGN } else { bytes << bits.trailing_zeros().min(8) };
-        // Within a row of a matrix its parts change places.
+        // The parts of a matrix row are permuted.
         let most = if self.f.matrices.all.contains(&buffer) { PART_BYTES as u64 } else { u64::MAX };
         known.min(self.buffer_align(buffer)).min(most) as u32
     }
 
-    /// The lanes of a piece that exist, as a constant mask; `None` where all do.
+    /// Constant mask of the existing lanes of a piece; `None` if all exist.
     pub(super) fn lane_mask(&self, n: usize, width: usize) -> Option<Id> {
         (n < width).then(|| self.m.integers(Type::I1, (0..width).map(|lane| i64::from(lane < n))))
     }
@@ -169,13 +169,13 @@ impl Generator<'_> {
         })
     }
 
-    /// Reads the element of each lane at places that are computed.
+    /// Reads the element of each lane at data-dependent subscripts.
     pub(super) fn gather(&mut self, buffer: BufferId, subscripts: &[Subscript]) -> LaneOperand {
         let (shape, strides) = {
             let b = self.program.buffer(buffer);
             (b.shape.clone(), b.strides())
         };
-        // How many elements from where the known subscripts lead.
+        // Offset in elements from the position of the known subscripts.
         let mut offset: Option<LaneOperand> = None;
         for ((subscript, extent), stride) in subscripts.iter().zip(shape).zip(strides) {
             let Subscript::Value(value) = subscript else { continue };
@@ -240,7 +240,7 @@ impl Generator<'_> {
         LaneOperand { value: out, lanes: piece.width }
     }
 
-    /// Reads lanes that are no neighbours; with a mask, those in it.
+    /// Reads lanes that are not contiguous; with a mask, only those in it.
     fn scattered(&mut self, buffer: BufferId, access: &LaneAddresses, piece: VectorPiece, mask: Option<Id>) -> Id {
         let element = self.element_type(buffer);
         let ty = element.vector(piece.width);
@@ -289,17 +289,17 @@ impl Generator<'_> {
         out
     }
 
-    /// The lanes before a break and those from it on, each within the mask.
+    /// Masks of the lanes before a break and from it on, each within the given mask.
     fn sides(&mut self, at: &Index, piece: VectorPiece, mask: Option<Id>) -> [Id; 2] {
         let mask = mask.or_else(|| self.lane_mask(piece.n, piece.width));
         let before = self.lanes_below(at, piece.width);
         [before, self.m.not(before)].map(|side| self.both(mask, side))
     }
 
-    /// Mask of the lanes whose number is below a limit.
+    /// Mask of the lanes whose index is below a limit.
     pub(super) fn lanes_below(&mut self, limit: &Index, width: usize) -> Id {
         let fits = |bound: Option<i64>| bound.is_some_and(|b| i32::try_from(b).is_ok());
-        // Short integers compare in one instruction.
+        // Narrow integers are compared in one instruction.
         let limit = if fits(self.f.ranges.lower(limit)) && fits(self.f.ranges.upper(limit)) {
             limit.clone()
         } else {
@@ -316,7 +316,7 @@ impl Generator<'_> {
         let access = self.access(buffer, index);
         self.f.seen.loads.remove(&buffer);
         if !self.f.matrices.in_parts.contains(&buffer) {
-            // Tensor cores that read shared memory cut factors of more bits than they take.
+            // Tensor cores that read shared memory truncate operands with too many bits.
             let is_cut = self.f.matrices.all.contains(&buffer) && self.program.buffer(buffer).dtype == DType::F32;
             let value = if is_cut { LaneOperand { value: self.rounded_to_tf32(value.value), ..value } } else { value };
             return self.write_at(buffer, access, value);
@@ -401,7 +401,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Writes neighbouring elements.
+    /// Writes adjacent elements.
     pub(super) fn write_vector(&mut self, buffer: BufferId, base: &Index, value: Id, mask: Option<Id>) {
         self.f.n_stores += 1;
         let n_lanes = self.m.type_of(value).lanes;
@@ -423,7 +423,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A position inside the buffer: the given one where that is.
+    /// Clamps a position to the buffer.
     fn inside(&self, buffer: BufferId, flat: &Index) -> Index {
         let last = self.program.buffer(buffer).n_elements().unwrap_or(1).max(1) as i64 - 1;
         self.f.ranges.simplify(&flat.smaller(&Index::from(last)).larger(&Index::from(0)))
@@ -438,17 +438,17 @@ impl Generator<'_> {
         v
     }
 
-    /// A value loaded before, still the same.
+    /// Value loaded before, if it is still valid.
     pub(super) fn seen_load(&self, buffer: BufferId, key: &LoadKey) -> Option<Id> {
         self.f.seen.loads.get(&buffer)?.get(key).copied()
     }
 
-    /// Keeps a loaded value for the next that needs it.
+    /// Records a loaded value for later uses.
     pub(super) fn remember_load(&mut self, buffer: BufferId, key: LoadKey, value: Id) {
         self.f.seen.loads.entry(buffer).or_default().insert(key, value);
     }
 
-    /// The first `n` of `width` neighbouring elements.
+    /// Reads the first `n` of `width` adjacent elements.
     pub(super) fn neighbours(&mut self, buffer: BufferId, base: &Index, n: usize, width: usize) -> Id {
         let element = self.element_type(buffer);
         assert!(self.are_in_part(buffer, base, width), "vectors lie in parts of a matrix's rows");
@@ -471,12 +471,12 @@ impl Generator<'_> {
         self.m.masked_load(ty, pointer, align, mask, self.m.zero(ty))
     }
 
-    /// The address of each lane.
+    /// Address of each lane.
     fn lane_pointers(&mut self, buffer: BufferId, access: &LaneAddresses, piece: VectorPiece) -> Id {
         assert!(!self.f.matrices.all.contains(&buffer), "lanes do not scatter over a matrix");
         let element = self.element_type(buffer);
         let width = piece.width;
-        // Machines have instructions for short distances from one address.
+        // Machines have instructions for 32-bit offsets from one address.
         let is_short = self.program.buffer(buffer).n_elements().is_some_and(|n| n <= i32::MAX as u64);
         let ty = if is_short { Type::I32 } else { Type::I64 };
         let short = |g: &mut Self, index: &Index| {
@@ -526,7 +526,7 @@ impl Generator<'_> {
 
     // Register chunks.
 
-    /// The chunk that holds some neighbouring elements, its slot, and where in it they start.
+    /// Chunk that holds some adjacent elements, its slot, and the position of their start in it.
     fn chunk(&self, buffer: BufferId, flat: &Index, n: usize) -> (Chunk, Id, usize) {
         let Some(Storage::Chunks(chunks)) = self.f.storage.get(&buffer) else {
             panic!("{} is held in registers", self.program.buffer(buffer).name);
@@ -538,8 +538,8 @@ impl Generator<'_> {
         (chunk, slot, start)
     }
 
-    /// Reads neighbours, as [`Generator::neighbours`] does, from a register buffer; `None` where no chunk
-    /// holds them all.
+    /// Reads adjacent elements like [`Generator::neighbours`] from a register buffer; `None` if no chunk
+    /// holds all of them.
     pub(super) fn read_neighbours(&mut self, buffer: BufferId, at: &Index, n: usize, width: usize) -> Option<Id> {
         let Some(Storage::Chunks(chunks)) = self.f.storage.get(&buffer) else { return None };
         let first = at.as_const()?;
@@ -592,11 +592,11 @@ impl Generator<'_> {
     }
 }
 
-/// Key that tells loads of a buffer apart: the lanes' positions, and their number (0 for a scalar).
+/// Key of a load of a buffer: the lanes' positions, and their number (0 for a scalar).
 pub type LoadKey = (LaneAddresses, usize);
 
-/// Increment of an index from lane to lane within a row, where that is constant; rows end where some `x`, to
-/// which each lane adds one, reaches a multiple of some `d`, both of which go to `row`.
+/// Increment of an index from lane to lane within a row, if it is constant. Rows end where `x`, which
+/// increases by one per lane, reaches a multiple of `d`; `row` receives both.
 fn slope(index: &Index, lane: LoopId, row: &mut Option<(Index, i64)>) -> Option<i64> {
     index.terms().iter().try_fold(0, |sum, (atom, c)| {
         let of_atom = match atom {

@@ -1,8 +1,8 @@
-//! Values with their numbers of lanes.
+//! Values with their number of lanes.
 
 use crate::ssa::Id;
 
-/// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
+/// Value with its number of lanes; 0 for a scalar, which is the same in every lane.
 #[derive(Clone, Copy)]
 pub(super) struct LaneOperand {
     pub value: Id,

@@ -1,5 +1,5 @@
-//! Decisions before code generation: how loops are vectorized, which temporaries are in registers, and the
-//! layout of scratch memory.
+//! Decisions before code generation: vectorization of loops, temporaries in registers, and the layout of
+//! scratch memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,15 +16,15 @@ use crate::map::Map;
 /// Alignment of scratch buffers in bytes.
 pub const SCRATCH_ALIGN: u64 = 128;
 
-/// A register buffer that does not fit registers lives on the stack up to this size, else in the scratch
-/// memory.
+/// Maximum size of a register buffer on the stack if it does not fit registers; larger ones are in the
+/// scratch memory.
 const MAX_STACK_BYTES: u64 = 16 << 10;
 
-/// Vectorized loops of more lanes run serially: their code would be a repetition of the same vector
-/// operation.
+/// Maximum number of lanes; vectorized loops of more lanes run serially, as their code would repeat the same
+/// vector operation.
 const MAX_LANES: i64 = 4096;
 
-/// Known values of loop variables, in code that is unrolled.
+/// Known values of loop variables, in unrolled code.
 pub type KnownIndices = Map<LoopId, i64>;
 
 /// Open (dynamic) sizes that a part of a program uses, with their positions among all.
@@ -86,7 +86,7 @@ pub fn has_masked_loads(target: &Target) -> bool {
     target.arch == Arch::X86_64 && target.vector_bits >= 256
 }
 
-/// Vector width for `n` lanes: a power of two with masking, where that is cheap.
+/// Vector width for `n` lanes: the next power of two, with masking, if that is cheap.
 pub fn padded_width(target: &Target, n: usize) -> usize {
     if has_masks(target) { n.next_power_of_two() } else { n }
 }
@@ -109,7 +109,7 @@ fn pieces(target: &Target, native: i64, n_lanes: i64) -> Vec<VectorPiece> {
     out
 }
 
-/// Decides how a vectorized loop is carried out: on a target without vectors, lane by lane.
+/// Decides how a vectorized loop is executed; lane by lane on a target without vectors.
 pub fn vectors(program: &Program, target: &Target, l: &Loop, extent: &Index, ranges: &Ranges) -> Vectors {
     let mut element_bytes = 0;
     if target.vector_bits == 0
@@ -158,7 +158,7 @@ fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: 
 /// Elements of a register buffer that form one SSA value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The first element.
+    /// First element.
     pub first: i64,
     /// Number of elements.
     pub n: usize,
@@ -167,7 +167,7 @@ pub struct Chunk {
 /// Storage of a temporary.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TemporaryMemory {
-    /// SSA values (registers), each of some neighbouring elements, sorted.
+    /// SSA values (registers), each of adjacent elements, sorted.
     Chunks(Vec<Chunk>),
     /// Stack frame of the function that allocates it.
     Stack,
@@ -175,7 +175,7 @@ pub enum TemporaryMemory {
     Scratch {
         /// Offset in bytes.
         offset: u64,
-        /// Whether each thread has its own.
+        /// Whether each thread has a separate copy.
         per_thread: bool,
     },
 }
@@ -183,14 +183,14 @@ pub enum TemporaryMemory {
 /// Layout of a program's scratch memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScratchLayout {
-    /// Bytes of the shared part, before the first thread's slice.
+    /// Size in bytes of the shared part, before the first thread's slice.
     pub shared_bytes: u64,
-    /// Bytes of each thread's slice.
+    /// Size in bytes of each thread's slice.
     pub per_thread_bytes: u64,
 }
 
 impl ScratchLayout {
-    /// Total bytes for `n_threads` threads.
+    /// Total size in bytes for `n_threads` threads.
     pub fn bytes(&self, n_threads: usize) -> u64 {
         self.shared_bytes + self.per_thread_bytes * n_threads as u64
     }
@@ -203,7 +203,7 @@ pub struct MemoryPlan {
     pub places: Map<BufferId, TemporaryMemory>,
     /// Layout of the scratch memory.
     pub scratch: ScratchLayout,
-    /// bf16 copies that only dot products of pairs read, which flush denormals to zero.
+    /// bf16 copies that only dot products of pairs read, which flush subnormal numbers to zero.
     pub pairs: BTreeSet<BufferId>,
 }
 
@@ -245,7 +245,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<MemoryPlan, CompileErr
     Ok(plan)
 }
 
-/// The bf16 copies that nothing but dot products of pairs reads, where the target has instructions for these.
+/// Finds the bf16 copies that only dot products of pairs read, if the target has instructions for these.
 fn read_by_pairs(program: &Program, target: &Target) -> BTreeSet<BufferId> {
     fn read(block: &[Stmt], in_pairs: bool, pairs: &mut BTreeSet<BufferId>, others: &mut BTreeSet<BufferId>) {
         for stmt in block {
@@ -281,7 +281,7 @@ pub fn kernel(program: &Program, body: &[Stmt], target: &Target) -> Result<Memor
     Ok(plan)
 }
 
-/// Registers, else the stack where it is small.
+/// Chooses registers, else the stack if the buffer is small.
 fn register_place(accesses: Option<&Accesses>, bytes: u64) -> Option<TemporaryMemory> {
     match accesses {
         None => Some(TemporaryMemory::Chunks(Vec::new())),
@@ -293,8 +293,8 @@ fn register_place(accesses: Option<&Accesses>, bytes: u64) -> Option<TemporaryMe
     }
 }
 
-/// Disjoint chunks that contain every access, each as large as one of the accesses; `None` where accesses
-/// straddle.
+/// Disjoint chunks that contain every access, each the size of one of the accesses; `None` if accesses
+/// overlap partially.
 fn chunks(accesses: &BTreeSet<(i64, usize)>) -> Option<Vec<Chunk>> {
     let mut out: Vec<Chunk> = Vec::new();
     for &(first, n) in accesses {
@@ -317,8 +317,8 @@ fn chunks(accesses: &BTreeSet<(i64, usize)>) -> Option<Vec<Chunk>> {
 enum Accesses {
     /// Known positions: first element and number of elements.
     Constant(BTreeSet<(i64, usize)>),
-    /// Positions known only at run time, or from the threads of a parallel loop around which the temporary
-    /// lives.
+    /// Positions known only at run time, or accesses from the threads of a parallel loop inside the
+    /// temporary's lifetime.
     Varying,
 }
 
@@ -414,7 +414,7 @@ impl<'p> PlanWalk<'p> {
 
     fn access(&mut self, buffer: BufferId, index: &[Index]) {
         let b = self.program.buffer(buffer);
-        // A thread of a GPU keeps all that is its own in registers, where it can.
+        // A GPU thread keeps all its private buffers in registers, if possible.
         let is_private = b.scope == Scope::Register || b.scope == Scope::Local && self.target.gpu.is_some();
         if !is_private || b.role != Role::Temporary {
             return;
@@ -435,7 +435,7 @@ impl<'p> PlanWalk<'p> {
                         let lanes = pieces.iter().flat_map(|p| p.first..p.first + p.n as i64);
                         here.extend(lanes.map(|lane| (at + stride * lane, 1)));
                     }
-                    // Lanes masked off at run time may lie outside the buffer.
+                    // Lanes masked off at run time may be outside the buffer.
                     (Some(_), _, Vectors::Masked(_) | Vectors::Serial) | (None, ..) => {}
                 }
             }
@@ -449,7 +449,7 @@ impl<'p> PlanWalk<'p> {
     }
 }
 
-/// Free variables of a block: the buffers that it uses, and the loop variables from outside.
+/// Free variables of a block: the buffers that it uses, and the loop variables of enclosing loops.
 pub fn captures(block: &[Stmt]) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
     let (mut buffers, mut vars, mut own) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for stmt in block {
@@ -510,7 +510,7 @@ pub fn is_safe(program: &Program, ranges: &Ranges, known: &KnownIndices, e: &Exp
         TreePart::Expr(Expr::Load(b, index)) => {
             check(*b, index, program.buffer(*b).n_elements().unwrap_or(0) as i64 - 1);
         }
-        // Values lead to some place of their dimensions, the last at most.
+        // Data-dependent subscripts are clamped to their dimensions.
         TreePart::Expr(Expr::Gather(b, subscripts)) => {
             let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
             let mut last = 0;
@@ -530,7 +530,7 @@ pub fn is_uniform(cond: &Cond, lane: Option<LoopId>) -> bool {
     lane.is_none_or(|lane| !cond.uses(lane))
 }
 
-/// Whether a condition may diverge within a warp, whose thread variables these are.
+/// Whether a condition may diverge within a warp with these thread variables.
 pub fn parts(cond: &Cond, warp: [LoopId; 2]) -> bool {
     let mut is_of_values = false;
     TreePart::Cond(cond).walk(&mut |node| is_of_values |= matches!(node, TreePart::Cond(Cond::Less(..))));

@@ -1,33 +1,33 @@
-//! Value range analysis of floating-point expressions, such as of a clip.
+//! Value range analysis of floating-point expressions, such as a clip.
 //!
-//! Conversions to integers are one instruction where the value is known to be in range; elsewhere they have
-//! to say what becomes of NaN and of what no integer can hold.
+//! Conversions to integers are one instruction if the value is known to be in range; else they need code for
+//! NaN and for numbers that no integer can represent.
 
 use tilewright_ir::DType;
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, UnaryOp};
 
-/// The least and the greatest value of a floating-point expression that is never NaN.
+/// Least and greatest value of a floating-point expression that is never NaN.
 ///
-/// `None` where neither is known. The bounds are those of f32: a constant between two of its
-/// numbers counts as the outer one.
+/// `None` if the bounds are unknown. Bounds are f32 numbers: a constant between two f32 numbers is rounded
+/// outwards.
 pub(super) fn range(e: &Expr) -> Option<[f64; 2]> {
     range_where(e, None)
 }
 
-/// Whether an integer type holds every value that an expression may have, so that a conversion to the type
-/// cuts off fractions at most.
+/// Whether an integer type holds every possible value of an expression, so that a conversion to the type only
+/// truncates fractions.
 pub(super) fn fits(e: &Expr, to: DType) -> bool {
     let is_held = |v: f64| v.is_finite() && to.wrap(v.trunc() as i128) == v.trunc() as i128;
     range(e).is_some_and(|ends| ends.into_iter().all(is_held))
 }
 
-/// Whether each value of an expression that is finite is an integer.
+/// Whether every finite value of an expression is an integer.
 pub(super) fn is_whole(e: &Expr) -> bool {
     match e {
         Expr::Const(v) => v.fract() == 0.0,
         Expr::Unary(UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round, _) | Expr::FromIndex(_) => true,
         Expr::Unary(UnaryOp::Neg | UnaryOp::Abs, x) => is_whole(x),
-        // Sums and products are rounded to fractions only where all numbers are whole.
+        // Rounding of sums and products of integers gives integers.
         Expr::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max, a, b) => {
             is_whole(a) && is_whole(b)
         }
@@ -37,7 +37,8 @@ pub(super) fn is_whole(e: &Expr) -> bool {
     }
 }
 
-/// The range of an expression where another is known to be larger than a number, and so not NaN.
+/// Range of an expression under the assumption that another expression is larger than a number, and thus not
+/// NaN.
 fn range_where(e: &Expr, larger: Option<(&Expr, f64)>) -> Option<[f64; 2]> {
     if let Some((x, low)) = larger
         && x == e
@@ -76,7 +77,7 @@ fn range_where(e: &Expr, larger: Option<(&Expr, f64)>) -> Option<[f64; 2]> {
     }
 }
 
-/// The f32 numbers around a number.
+/// Nearest f32 numbers around a number.
 fn outward(v: f64) -> [f64; 2] {
     let near = v as f32;
     let (low, high) = if f64::from(near) <= v { (near, near.next_up()) } else { (near.next_down(), near) };

@@ -1,4 +1,4 @@
-//! Table look-ups in registers: functions of 8-bit integers.
+//! Table lookups in registers, for functions of 8-bit integers.
 
 use tilewright_ir::expr::{Expr, Subscript};
 use tilewright_ir::{BufferId, DType, Index};
@@ -9,8 +9,8 @@ use super::value::LaneOperand;
 use crate::ssa::{Id, SsaOp, Type};
 
 impl Generator<'_> {
-    /// Reads elements of a table of 256 of u8 by elements of u8, in the arithmetic of `dtype`: four registers
-    /// hold all of it. `None` for other tables, and where a machine picks no bytes of registers.
+    /// Reads elements of a table of 256 u8 by u8 subscripts, in the arithmetic of `dtype`; four registers
+    /// hold the whole table. `None` for other tables, and if the machine has no byte permutation.
     pub(super) fn looked_up(&mut self, table: BufferId, subscripts: &[Subscript], dtype: DType) -> Option<LaneOperand> {
         let of_table = self.program.buffer(table);
         let is_table = of_table.dtype == DType::U8 && of_table.shape == [256] && !self.in_registers(table);
@@ -20,7 +20,7 @@ impl Generator<'_> {
         let has_pick = self.target.vector_bits >= 512 && self.target.feature("avx512vbmi") == Some(true);
         (is_table && is_of_bytes && has_pick && self.target.gpu.is_none()).then_some(())?;
         let words = Type::I32.vector(16);
-        // A byte for each lane, or its four bytes, of which three are 0.
+        // One byte per lane, or four bytes, three of which are 0.
         let lanes = self.f.lanes?.piece.width;
         let number = match lanes {
             64 => self.load(*bytes, index),
@@ -31,7 +31,7 @@ impl Generator<'_> {
         let quarters: Vec<Id> = (0..4)
             .map(|at| {
                 let base = Index::from(64 * at);
-                // No other access of a table has lanes without a stride.
+                // Key of the table, which no other access uses, as its lanes have no stride.
                 let key = (LaneAddresses::Strided { base: base.clone(), stride: 0 }, 0);
                 self.cached(table, key, |g| {
                     let (pointer, align) = (g.pointer(table, &base), g.alignment(table, &base));
@@ -43,7 +43,7 @@ impl Generator<'_> {
         let splat = |n: i32| m.splat(m.int32(n), 16);
         let at = if lanes == 64 { m.bitcast(number.value, words) } else { number.value };
         let [low, high] = [0, 2].map(|half| m.pick_bytes(at, quarters[half], quarters[half + 1]));
-        // The highest bit of each byte where that of the index of a half is.
+        // Mask of the bytes whose index is in the upper half.
         let half = m.binary(SsaOp::ShiftUnsigned, at, splat(1));
         let is_high = m.pick_bytes(half, splat(0), splat(-1));
         let differ = m.binary(SsaOp::And, m.binary(SsaOp::Xor, low, high), is_high);

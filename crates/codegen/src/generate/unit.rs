@@ -1,8 +1,8 @@
-//! Units: statements that become a function of their own, which all programs that contain them share.
+//! Units, which are statements outlined as functions that all programs containing them share.
 //!
-//! Candidates of a search differ in a few parameters each. What packs an operand, fills a register tile or
-//! writes it back is the same in many of them, and making machine code of it costs more than anything else
-//! about a candidate.
+//! Candidates of a search differ only in a few parameters. The code that packs an operand, fills a register
+//! tile or writes it back is the same in many of them, and its compilation is the most expensive step for a
+//! candidate.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt::Write;
@@ -21,16 +21,15 @@ use crate::CompileError;
 use crate::loader::LoadedCode;
 use crate::ssa::{Id, Linkage, Type};
 
-/// Operations, of vectors where there are lanes, that a unit carries out at least where it is executed: the
-/// call costs about a hundredth of them.
+/// Minimum number of (vector) operations of a unit's execution; the call costs about a hundredth of them.
 const LEAST_WORK: f64 = 1000.0;
-/// Statements without others inside, once loops are unrolled, that a unit has at least.
+/// Minimum number of leaf statements of a unit after unrolling.
 const LEAST_CODE: usize = 8;
-/// Lanes of a vector, to estimate work.
+/// Number of lanes of a vector, to estimate work.
 const LANES: f64 = 8.0;
-/// Iterations of a loop whose number is not known.
+/// Assumed number of iterations of a loop of unknown extent.
 const UNKNOWN_EXTENT: f64 = 8.0;
-/// Objects with units that are kept for programs to come, each in two mappings of whole pages.
+/// Maximum number of objects with units kept for later programs, each in two mappings of whole pages.
 const MOST_CODES: usize = 256;
 
 /// Consecutive statements of a block.
@@ -50,7 +49,7 @@ pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<C
         if let Stmt::Alloc(buffer) = stmt
             && program.buffer(*buffer).scope == Scope::Register
         {
-            // What is held in registers stays in one function.
+            // Uses of register buffers stay in one function.
             break;
         }
         let is_parallel = stmt.has_parallel_loop();
@@ -65,7 +64,7 @@ pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<C
     out
 }
 
-/// Adds statements that are too small for units of their own.
+/// Adds statements that are too small for units.
 fn run(block: &[Stmt], range: Range<usize>, out: &mut Vec<CodeSegment>) {
     if range.is_empty() {
         return;
@@ -74,7 +73,7 @@ fn run(block: &[Stmt], range: Range<usize>, out: &mut Vec<CodeSegment>) {
     out.push(if is_unit { CodeSegment::Unit(range) } else { CodeSegment::Plain(range) });
 }
 
-/// Operations that a statement carries out when it is executed, about.
+/// Approximate number of operations of a statement's execution.
 fn work(stmt: &Stmt, ranges: &mut Ranges) -> f64 {
     match stmt {
         Stmt::For(l) => {
@@ -93,7 +92,7 @@ fn work(stmt: &Stmt, ranges: &mut Ranges) -> f64 {
     }
 }
 
-/// Whether something inside a statement can be a unit.
+/// Whether a part of a statement can be a unit.
 fn has_large_part(stmt: &Stmt, ranges: &mut Ranges) -> bool {
     if let Stmt::For(l) = stmt {
         ranges.push(l.var, l.extent.clone());
@@ -109,7 +108,7 @@ fn has_enough_code(stmt: &Stmt) -> bool {
     leaves(std::slice::from_ref(stmt)) >= LEAST_CODE
 }
 
-/// Prefix of the names of units; a hash of everything about the unit follows.
+/// Prefix of the names of units, followed by a hash of everything that determines the unit.
 const PREFIX: &str = "unit.";
 
 /// Cache of recently used units, for one target.
@@ -117,21 +116,21 @@ const PREFIX: &str = "unit.";
 pub struct Units {
     /// Code of the units, by their functions' names.
     known: HashMap<String, Arc<LoadedCode>>,
-    /// The code of all of them, most recently used last.
+    /// Code of all units, most recently used last.
     codes: VecDeque<Arc<LoadedCode>>,
 }
 
 /// Units that a program uses or defines.
 #[derive(Default)]
 pub struct ProgramUnits {
-    /// Code of earlier programs that it shares.
+    /// Code of earlier programs that the program shares.
     pub shared: Vec<Arc<LoadedCode>>,
-    /// Names of the units that its own object defines.
+    /// Names of the units that the program's own object defines.
     pub made: BTreeSet<String>,
 }
 
 impl Units {
-    /// Adds the units of an object, and marks those which it shares with earlier ones as used. Beyond
+    /// Adds the units of an object, and marks those that it shares with earlier ones as used. Beyond
     /// [`MOST_CODES`] objects, the least recently used one is dropped.
     pub fn keep(&mut self, code: &Arc<LoadedCode>, shared: &[Arc<LoadedCode>]) {
         for used in shared {
@@ -147,7 +146,7 @@ impl Units {
         self.codes.push_back(Arc::clone(code));
         while self.codes.len() > MOST_CODES {
             let oldest = self.codes.pop_front().expect("there are more than none");
-            // Another worker may have made the same unit.
+            // Another worker may have compiled the same unit.
             self.known.retain(|_, code| !Arc::ptr_eq(code, &oldest));
         }
     }
@@ -158,14 +157,14 @@ impl Units {
     }
 }
 
-/// The names of the units that an object defines.
+/// Names of the units that an object defines.
 fn units_of(code: &LoadedCode) -> impl Iterator<Item = &str> {
     code.symbols().filter(|symbol| symbol.starts_with(PREFIX))
 }
 
-/// The name of a unit's function.
+/// Name of a unit's function.
 fn symbol(key: &str) -> String {
-    // 128 bits: two that are different never meet in practice, whoever makes them.
+    // With 128 bits, collisions do not occur in practice, even across processes.
     let [high, low] = [0u8, 1].map(|salt| {
         let mut hasher = DefaultHasher::new();
         (salt, key).hash(&mut hasher);
@@ -175,7 +174,7 @@ fn symbol(key: &str) -> String {
 }
 
 impl Generator<'_> {
-    /// Calls a unit, and writes its function where none has that code.
+    /// Generates a call of a unit, and its function if there is none with this code yet.
     pub(super) fn unit(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
         let (used, vars) = plan::captures(block);
         let mut own = BTreeSet::new();
@@ -197,7 +196,7 @@ impl Generator<'_> {
                 None => return Err(self.never_allocated(*buffer)),
             }
         }
-        // By name, as numbers differ from program to program.
+        // Sorted by name, as ids differ between programs.
         buffers.sort_by_key(|(buffer, _)| &self.program.buffer(*buffer).name);
         let (known, mut vars): (Vec<LoopId>, Vec<LoopId>) =
             vars.into_iter().partition(|v| self.f.known.contains_key(v));
@@ -261,7 +260,7 @@ impl Generator<'_> {
         ranges
     }
 
-    /// Key of a unit, of everything that its code depends on.
+    /// Key of a unit, which contains everything that its code depends on.
     fn unit_key(
         &self,
         block: &[Stmt],

@@ -1,6 +1,6 @@
-//! Values: expressions and conditions on scalars and, inside a vectorized loop, on vectors.
+//! Values of expressions and conditions, as scalars and, inside a vectorized loop, as vectors.
 //!
-//! A value that is the same in all lanes stays a scalar until it meets a vector.
+//! A value that is the same in all lanes stays a scalar until it is combined with a vector.
 
 use std::collections::BTreeSet;
 
@@ -14,23 +14,23 @@ use super::{Generator, WrittenLanes, plan, range};
 use crate::map::Map;
 use crate::ssa::{Compare, Id, LaneKind, Linkage, RoundingDirection, SsaOp, Type};
 
-/// Fewest lanes of a vector of integers that is narrowed with saturation.
+/// Minimum number of lanes of an integer vector that is narrowed with saturation.
 const LEAST_SATURATED: usize = 4;
 
-/// Whether a type is an integer in fewer bits than it is computed in.
+/// Whether a type is an integer type narrower than its arithmetic.
 fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
 }
 
-/// A number that a cast to an integer type is of, with the type it is computed in, where the type is known to
-/// hold it.
+/// Operand of a cast to an integer type, with its arithmetic, if the integer type is known to hold its
+/// values.
 fn float_within(x: &Expr, to: DType) -> Option<(DType, &Expr)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
     (is_narrow(to) && range::fits(x, to)).then(|| (*from, x.without_cast(*from)))
 }
 
-/// A number that a cast to an integer type is of, kept between 0 and a bound that the type holds, with the
-/// type it is computed in and the bound. It may be NaN, of which the cast makes 0.
+/// Operand of a cast to an integer type that is clipped between 0 and a bound that the type holds, with its
+/// arithmetic and the bound. The operand may be NaN, which the cast converts to 0.
 fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
     let bound = |x: &Expr| match x {
@@ -48,7 +48,7 @@ fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     (is_narrow(to) && low == 0.0 && high > 0.0).then(|| (*from, x.without_cast(*from), high))
 }
 
-/// Number kept within bounds, as [`clip_within`] has it, where a condition makes 0 of NaN, not the cast.
+/// Clipped operand like that of [`clip_within`], for casts in which a condition converts NaN to 0.
 fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
     let Expr::Select(cond, inside, otherwise) = x.without_cast(*from) else { return None };
@@ -59,8 +59,7 @@ fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     (is_held && is_clip).then(|| (*from, least.without_cast(*from), *high))
 }
 
-/// The numbers that are rounded and the integer, the same in all lanes and between two ends, that is added to
-/// them.
+/// Matches the sum of rounded numbers and an integer that is the same in all lanes and between two ends.
 fn rounded_and_shifted(x: &Expr, ends: [f64; 2], lane: Option<LoopId>) -> Option<(&Expr, &Expr)> {
     let Expr::Binary(BinaryOp::Add, x, shift) = x else { return None };
     let Expr::Unary(UnaryOp::Round, x) = x.without_cast(DType::F32) else { return None };
@@ -75,7 +74,7 @@ fn rounded_and_shifted(x: &Expr, ends: [f64; 2], lane: Option<LoopId>) -> Option
 }
 
 impl Generator<'_> {
-    /// The type of the arithmetic of an element type.
+    /// Type of the arithmetic of an element type.
     pub(super) fn arithmetic_type(&self, dtype: DType) -> Type {
         match dtype.arithmetic() {
             DType::F32 => Type::F32,
@@ -86,7 +85,8 @@ impl Generator<'_> {
         }
     }
 
-    /// The type of values that are evaluated so: of halves, which nothing is computed in, as they are stored.
+    /// Type of values evaluated in `dtype`; 16-bit floats, in which nothing is computed, have their storage
+    /// type.
     pub(super) fn value_type(&self, dtype: DType) -> Type {
         match dtype {
             DType::F16 => Type::F16,
@@ -96,7 +96,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A number of a type.
+    /// Constant of a type.
     fn number(&self, dtype: DType, v: f64) -> Id {
         let ty = self.value_type(dtype);
         if self.is_upper_half(dtype) {
@@ -105,7 +105,7 @@ impl Generator<'_> {
         if dtype.is_float() { self.m.real(ty, v) } else { self.m.integer(ty, dtype.arithmetic().literal(v) as i64) }
     }
 
-    /// The value in every lane of a vector of `n` lanes; itself where `n` is 0.
+    /// Broadcasts a value to a vector of `n` lanes; no change if `n` is 0.
     pub(super) fn widen(&mut self, x: LaneOperand, n: usize) -> Id {
         if x.lanes == n || n == 0 {
             return x.value;
@@ -123,7 +123,7 @@ impl Generator<'_> {
         (self.widen(a, n), self.widen(b, n), n)
     }
 
-    /// Computes an expression in the arithmetic of `dtype`, or moves halves as they are.
+    /// Evaluates an expression in the arithmetic of `dtype`, or moves 16-bit floats unchanged.
     pub(super) fn eval(&mut self, e: &Expr, dtype: DType) -> LaneOperand {
         match e {
             Expr::Const(v) => LaneOperand::scalar(self.number(dtype, *v)),
@@ -158,8 +158,8 @@ impl Generator<'_> {
         }
     }
 
-    /// A value rounded to a type, in the arithmetic of `dtype`. Numbers that the type is known to hold are
-    /// not brought into its range again, and those that are read as numbers stay so.
+    /// Rounds a value to a type, in the arithmetic of `dtype`. Values that the type is known to hold are not
+    /// clamped again, and floats read as floats are not converted.
     fn cast(&mut self, to: DType, x: &Expr, dtype: DType) -> LaneOperand {
         if let Some((from, x, high)) = clip_within(x, to)
             && dtype != from
@@ -187,7 +187,8 @@ impl Generator<'_> {
         self.convert(x, to.arithmetic(), dtype)
     }
 
-    /// A number kept between two bounds, the lower one of NaN, as an integer of a type that holds these.
+    /// Clips a number between two bounds, with the lower one for NaN, and converts it to an integer type that
+    /// holds both.
     fn clipped(&self, x: LaneOperand, ends: [Id; 2], to: DType) -> LaneOperand {
         let (m, n) = (&self.m, x.lanes.max(1));
         let [low, high] = ends.map(|end| m.splat(end, n));
@@ -196,12 +197,12 @@ impl Generator<'_> {
         LaneOperand { value: m.real_to_int_in_range(within, self.arithmetic_type(to).vector(n)), ..x }
     }
 
-    /// Whether the target rounds to integers by one instruction.
+    /// Whether the target rounds to integers in one instruction.
     pub(super) fn has_rounding(&self) -> bool {
         self.target.gpu.is_none() && self.target.has_fma
     }
 
-    /// An element of a buffer in the arithmetic of `dtype`.
+    /// Converts an element of a buffer to the arithmetic of `dtype`.
     pub(super) fn element(&mut self, buffer: BufferId, x: LaneOperand, dtype: DType) -> LaneOperand {
         let of = self.program.buffer(buffer).dtype;
         if dtype.is_half() {
@@ -218,7 +219,7 @@ impl Generator<'_> {
         self.convert(LaneOperand { value, lanes: x.lanes }, of.arithmetic(), dtype)
     }
 
-    /// A value in the arithmetic of a buffer's type as an element of it.
+    /// Converts a value in the arithmetic of a buffer's type to an element.
     fn as_element(&mut self, buffer: BufferId, x: LaneOperand) -> LaneOperand {
         let dtype = self.program.buffer(buffer).dtype;
         let x = if matches!(dtype, DType::Bool | DType::I7) { self.rounded_to(x, dtype) } else { x };
@@ -235,7 +236,7 @@ impl Generator<'_> {
         LaneOperand { value, lanes: x.lanes }
     }
 
-    /// The value of a type that a value in its arithmetic becomes: of an integer its low bits.
+    /// Rounds a value in a type's arithmetic to the type; integers keep their low bits.
     fn rounded_to(&mut self, x: LaneOperand, dtype: DType) -> LaneOperand {
         let n = x.lanes.max(1);
         let number = |g: &Self, v: i64| g.m.splat(g.m.integer(g.arithmetic_type(dtype), v), n);
@@ -261,12 +262,12 @@ impl Generator<'_> {
         LaneOperand { value, lanes: x.lanes }
     }
 
-    /// An integer kept between bounds.
+    /// Clamps an integer between bounds.
     pub(super) fn clamped(&self, x: Id, low: Id, high: Id) -> Id {
         self.m.binary(SsaOp::SignedMax, self.m.binary(SsaOp::SignedMin, x, high), low)
     }
 
-    /// A value in another arithmetic.
+    /// Converts a value to another arithmetic.
     pub(super) fn convert(&mut self, x: LaneOperand, from: DType, to: DType) -> LaneOperand {
         let (from, to) = (from.arithmetic(), to.arithmetic());
         if from == to {
@@ -288,8 +289,8 @@ impl Generator<'_> {
         LaneOperand { value, lanes: x.lanes }
     }
 
-    /// Converts floating-point numbers to signed integers, as [`SsaOp::ToInteger`] has it, in a few
-    /// instructions of vectors, for machines whose conversion gives any integer for what is out of range.
+    /// Converts floating-point numbers to signed integers with the semantics of [`SsaOp::ToInteger`], in a
+    /// few vector instructions, for machines whose conversion is undefined out of range.
     fn saturated(&self, x: Id, ty: Type) -> Id {
         let m = &self.m;
         let kind = m.type_of(x).element();
@@ -307,8 +308,8 @@ impl Generator<'_> {
         m.select(m.fless(x, real(beyond)), converted, otherwise)
     }
 
-    /// A floating-point number of an unsigned one of 64 bits, rounded once: of what has the highest bit set,
-    /// twice that of its half, whose last bit says whether anything was cut off.
+    /// Converts an unsigned 64-bit integer to floating point, rounding once: an integer with the highest bit
+    /// set becomes twice its converted half, whose last bit is sticky.
     fn real_of_unsigned(&self, x: Id, ty: Type) -> Id {
         let m = &self.m;
         let [zero, one] = [0, 1].map(|v| m.splat(m.int(v), ty.lanes));
@@ -318,13 +319,14 @@ impl Generator<'_> {
         m.select(is_large, m.binary(SsaOp::FAdd, half, half), m.int_to_real(x, ty))
     }
 
-    /// A floating-point number as an unsigned one of 64 bits, as [`SsaOp::ToInteger`] has it.
+    /// Converts a floating-point number to an unsigned 64-bit integer, with the semantics of
+    /// [`SsaOp::ToInteger`].
     fn unsigned_of_real(&self, x: Id, n: usize) -> Id {
         let m = &self.m;
         let ty = Type::I64.vector(n);
         let kind = m.type_of(x).element();
         let real = |v: f64| m.splat(m.real(kind, v), n);
-        // The next number below half of what is beyond the range.
+        // Largest number below half of the range's end.
         let below = if kind == Type::F32 { 2f64.powi(63) - 2f64.powi(39) } else { 2f64.powi(63) - 1024.0 };
         let low = m.binary(SsaOp::SignedMax, m.real_to_int(x, ty), m.splat(m.int(0), n));
         let high = m.real_to_int(m.binary(SsaOp::FSub, x, real(2f64.powi(63))), ty);
@@ -379,7 +381,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A function of two integers. A power is computed as a floating-point number.
+    /// Evaluates a function of two integers. Powers are computed in floating point.
     fn integer_binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
         let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
         match op {
@@ -396,7 +398,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Four bits of integers.
+    /// Extracts four bits of integers.
     fn nibble(&mut self, x: LaneOperand, at: LaneOperand) -> LaneOperand {
         let (x, at, lanes) = self.pair(x, at);
         let ty = self.m.type_of(x).element();
@@ -406,8 +408,7 @@ impl Generator<'_> {
         LaneOperand { value, lanes }
     }
 
-    /// The quotient of integers, which divides by nothing that machines refuse: by zero it is zero, and by −1
-    /// the negative.
+    /// Quotient of integers without hardware faults: zero for division by zero, the negated dividend for −1.
     fn quotient(&mut self, a: LaneOperand, b: LaneOperand, dtype: DType) -> LaneOperand {
         let ty = self.m.type_of(b.value);
         let number = |g: &Self, v: i64| g.m.splat(g.m.integer(ty.element(), v), ty.lanes);
@@ -435,7 +436,7 @@ impl Generator<'_> {
         LaneOperand { value, lanes }
     }
 
-    /// The smaller or larger integer. Unsigned ones are compared with their highest bits turned.
+    /// Minimum or maximum of integers. Unsigned integers are compared with their highest bits flipped.
     fn extreme(&mut self, op: BinaryOp, a: LaneOperand, b: LaneOperand, dtype: DType) -> LaneOperand {
         if dtype.arithmetic() != DType::U64 {
             return self.combine(op, a, b);
@@ -445,13 +446,13 @@ impl Generator<'_> {
         self.turned(value)
     }
 
-    /// An integer of 64 bits with its highest bit turned.
+    /// Flips the highest bit of a 64-bit integer.
     fn turned(&self, x: LaneOperand) -> LaneOperand {
         let bit = self.m.splat(self.m.int(i64::MIN), x.lanes.max(1));
         LaneOperand { value: self.m.binary(SsaOp::Xor, x.value, bit), lanes: x.lanes }
     }
 
-    /// `x · y + z`, or `z − x · y`, rounded once where the machine can.
+    /// `x · y + z`, or `z − x · y`, rounded once if the machine has fused multiply-adds.
     fn multiply_add(&mut self, x: &Expr, y: &Expr, z: LaneOperand, negate: bool, dtype: DType) -> LaneOperand {
         let (x, y) = (self.eval(x, dtype), self.eval(y, dtype));
         if !self.target.has_fma {
@@ -542,7 +543,7 @@ impl Generator<'_> {
         LaneOperand { value, lanes: x.lanes }
     }
 
-    /// Calls a function of the C library, for each lane where there are some.
+    /// Calls a function of the C library, for each lane of a vector.
     fn library_call(&mut self, name: &str, x: &[Id], lanes: usize, dtype: DType) -> Id {
         let element = self.arithmetic_type(dtype);
         let f = self.m.declare(name, Linkage::Library, Some(element), &vec![element; x.len()]);
@@ -556,8 +557,8 @@ impl Generator<'_> {
         })
     }
 
-    /// The first value where the condition holds, else the second, whose loads may then lie outside their
-    /// buffers.
+    /// Selects the first value if the condition holds, else the second. Loads of the value not selected may
+    /// be out of bounds.
     fn select(&mut self, cond: &Cond, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
         let lane = self.f.lanes.map(|l| l.var);
         let varying = !plan::is_uniform(cond, lane);
@@ -592,7 +593,7 @@ impl Generator<'_> {
         }
         let [yes, no, join] = [0; 3].map(|_| self.m.block(self.f.id));
         self.m.cond_br(c, yes, no);
-        // Both sides need one type before they meet.
+        // Both sides need the same type.
         let n = if [a, b].iter().any(|e| lane.is_some_and(|lane| e.uses(lane))) {
             self.f.lanes.map_or(0, |l| l.piece.width)
         } else {
@@ -615,7 +616,7 @@ impl Generator<'_> {
         LaneOperand { value: phi, lanes: n }
     }
 
-    /// `i1`, or a vector of them where the condition varies over the lanes.
+    /// Evaluates a condition to `i1`, or to a vector of `i1` if it varies over the lanes.
     pub(super) fn cond(&mut self, cond: &Cond) -> Id {
         let lane = self.f.lanes.map(|l| l.var);
         let n = if plan::is_uniform(cond, lane) { 0 } else { self.f.lanes.map_or(0, |l| l.piece.width) };
@@ -624,7 +625,7 @@ impl Generator<'_> {
 
     fn cond_lanes(&mut self, cond: &Cond, n: usize) -> Id {
         let mut compare = |equal: bool, a: &Index, b: &Index| {
-            // One side with all variables makes the constant cases fold.
+            // With all variables on one side, constant cases fold.
             let difference = self.resolved(&a.sub(b));
             if let Some(d) = difference.as_const() {
                 let holds = self.m.bool(if equal { d == 0 } else { d < 0 });
@@ -639,7 +640,7 @@ impl Generator<'_> {
                 }
             }
             if !equal && let Some(lanes) = self.f.lanes.filter(|l| difference.uses(l.var)) {
-                // Where lanes step evenly: those below, or not below, some number.
+                // With a constant stride, the condition holds for the lanes below, or not below, some index.
                 let stride = difference.coefficient(lanes.var);
                 let rest = difference.sub(&Index::from(lanes.var).scale(stride)).offset(stride * lanes.piece.first);
                 if stride != 0 && !rest.uses(lanes.var) {
@@ -691,12 +692,12 @@ impl Generator<'_> {
         }
     }
 
-    /// The index with known variables replaced and with what the loops say.
+    /// Substitutes known variables in an index, and simplifies it by the ranges of the loops.
     pub(super) fn resolved(&self, index: &Index) -> Index {
         self.f.ranges.simplify(&plan::resolve(index, &self.f.known))
     }
 
-    /// An index as `i64` or as a vector of them.
+    /// Evaluates an index to `i64` or a vector of `i64`.
     pub(super) fn index_operand(&mut self, index: &Index) -> LaneOperand {
         let index = self.resolved(index);
         let Some(lanes) = self.f.lanes.filter(|l| index.uses(l.var)) else {
@@ -737,10 +738,10 @@ impl Generator<'_> {
         self.write(buffer, index, value);
     }
 
-    /// The element of a buffer that is stored of a value.
+    /// Evaluates a value as an element of a buffer to store.
     pub(super) fn stored(&mut self, buffer: BufferId, value: &Expr) -> LaneOperand {
         let dtype = self.program.buffer(buffer).dtype;
-        // Of a number that the type holds, as cast to the type.
+        // A number that the type holds is converted directly.
         if let Expr::Cast(DType::F32 | DType::F64, x) = value
             && is_narrow(dtype)
             && range::fits(x, dtype)
@@ -755,10 +756,10 @@ impl Generator<'_> {
         self.as_element(buffer, value)
     }
 
-    /// The element that is stored of f32 numbers kept between the ends of a type without sign: what is too
-    /// large for an integer of 32 bits is one without sign that is too large for the element, and the
-    /// instruction that narrows it saturates. Where an integer of the type is added to rounded numbers, they
-    /// are rounded on their way to integers, which it is added to.
+    /// Stores f32 numbers clipped between the ends of an unsigned type without clipping at the upper end: the
+    /// conversion of a number beyond the 32-bit range gives an unsigned integer too large for the element,
+    /// which the narrowing instruction saturates. If an integer of the type is added to rounded numbers, the
+    /// conversion to integers rounds, and the addition follows in integers.
     fn stored_saturated(&mut self, dtype: DType, value: &Expr) -> Option<LaneOperand> {
         let Expr::Cast(to, inside) = value else { return None };
         let width = self.f.lanes.map_or(0, |l| l.piece.width);
@@ -791,7 +792,7 @@ impl Generator<'_> {
         Some(LaneOperand { value: self.m.truncate_saturated(whole, element.vector(width)), lanes: width })
     }
 
-    /// Whether a value is an element of a type, or zero, and nothing is computed of it.
+    /// Whether a value is an element of a type, or zero, without any computation.
     pub(super) fn is_move(&self, e: &Expr, dtype: DType) -> bool {
         match e {
             Expr::Const(x) => x.to_bits() == 0,
@@ -828,7 +829,7 @@ impl Generator<'_> {
                 self.multiply_add(x, y, old, false, dtype)
             }
             (ReduceOp::Max | ReduceOp::Min, _) => {
-                // Steps wait for each other by their second operand alone.
+                // Dependent steps wait for each other only through the second operand.
                 let value = self.eval(value, dtype);
                 self.extreme(op.combine(), value, old, dtype)
             }
@@ -841,13 +842,13 @@ impl Generator<'_> {
         self.write(buffer, index, new);
     }
 
-    /// Begins another step of a reduction where the accumulator was updated in this one.
+    /// Begins a new reduction step if the accumulator was already updated in the current one.
     ///
-    /// What steps share, such as the pixels of neighbouring taps of a convolution, is loaded again where
-    /// accumulators and loaded values together do not fit the registers: a load costs nothing beside two
-    /// multiply-adds, a spill does.
+    /// Values that steps share, such as the pixels of adjacent taps of a convolution, are loaded again if
+    /// accumulators and loaded values together do not fit the registers: a load is free next to two
+    /// multiply-adds, but a spill is not.
     fn reduction_step(&mut self, buffer: BufferId, index: &[Index]) {
-        // A GPU's assembler decides itself what to load again.
+        // A GPU assembler decides itself which values to reload.
         if !self.in_registers(buffer) || self.target.gpu.is_some() {
             return;
         }
@@ -875,7 +876,7 @@ impl Generator<'_> {
             return;
         }
         let flat = self.flat(buffer, index);
-        // In a vectorized loop: the line of the first lane.
+        // In a vectorized loop, the line of the first lane.
         let flat = match self.f.lanes {
             Some(l) => flat.substitute(l.var, &Index::from(l.piece.first)),
             None => flat,

@@ -1,4 +1,4 @@
-//! LLVM's target machines: optimisation passes and object code.
+//! LLVM target machines, which run optimization passes and generate object code.
 
 use std::cell::RefCell;
 use std::ffi::CStr;
@@ -13,10 +13,10 @@ use tilewright_ir::target::{Arch, GpuApi, Target};
 use super::module::{LlvmModule, c_string};
 use crate::CompileError;
 
-/// The major version of LLVM that the bindings are written for.
+/// Major version of LLVM for which the bindings are written.
 const LLVM_MAJOR: u32 = 22;
 
-/// LLVM's target triple of a family. Object files are ELF whatever the host.
+/// LLVM target triple of a family. Object files are ELF on every host.
 fn triple(arch: Arch) -> &'static CStr {
     match arch {
         Arch::X86_64 => c"x86_64-unknown-linux-gnu",
@@ -29,14 +29,14 @@ fn triple(arch: Arch) -> &'static CStr {
 /// LLVM's name and feature string of this CPU; `None` in a build without LLVM.
 pub fn host_cpu() -> Option<(String, String)> {
     let take = |text: *mut libc::c_char| {
-        // SAFETY: LLVM hands out a zero-terminated string that we own and give back.
+        // SAFETY: LLVM returns a zero-terminated string that the caller owns and must dispose of.
         unsafe {
             let out = CStr::from_ptr(text).to_string_lossy().into_owned();
             LLVMDisposeMessage(text);
             out
         }
     };
-    // SAFETY: both functions only look at the machine.
+    // SAFETY: both functions only query the machine.
     Some(unsafe { (take(LLVMGetHostCPUName()), take(LLVMGetHostCPUFeatures())) })
 }
 
@@ -51,7 +51,7 @@ fn text([major, minor, patch]: [u32; 3]) -> String {
 
 fn version() -> [u32; 3] {
     let (mut major, mut minor, mut patch) = (0, 0, 0);
-    // SAFETY: writes the three numbers.
+    // SAFETY: the call only writes the three numbers.
     unsafe { LLVMGetVersion(&mut major, &mut minor, &mut patch) };
     [major, minor, patch]
 }
@@ -65,7 +65,7 @@ pub enum FileType {
     Object,
 }
 
-/// A target machine, kept from one kernel to the next: making one costs more than a small kernel's passes.
+/// Target machine, reused across kernels, as its creation costs more than the passes of a small kernel.
 struct TargetMachine {
     arch: Arch,
     cpu: String,
@@ -75,7 +75,7 @@ struct TargetMachine {
 
 impl Drop for TargetMachine {
     fn drop(&mut self) {
-        // SAFETY: made by `LLVMCreateTargetMachine`, and nothing else holds it.
+        // SAFETY: `LLVMCreateTargetMachine` created the machine, and there are no other references to it.
         unsafe { LLVMDisposeTargetMachine(self.machine) };
     }
 }
@@ -84,7 +84,7 @@ thread_local! {
     static MACHINES: RefCell<Vec<TargetMachine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Most targets whose machines a thread keeps; beyond them it drops the oldest.
+/// Maximum number of target machines that a thread keeps; beyond it, the oldest is dropped.
 const MAX_MACHINES: usize = 4;
 
 /// Calls `f` with a target machine for the target.
@@ -116,7 +116,7 @@ fn make(target: &Target) -> Result<TargetMachine, CompileError> {
     static INITIALIZED: Once = Once::new();
     INITIALIZED.call_once(|| {
         use llvm_sys::target::*;
-        // SAFETY: registers the back ends and sets some options, once, before any machine is made.
+        // SAFETY: this registers the back ends and sets some options, once, before any machine is created.
         unsafe {
             LLVMInitializeX86TargetInfo();
             LLVMInitializeX86Target();
@@ -127,9 +127,9 @@ fn make(target: &Target) -> Result<TargetMachine, CompileError> {
             LLVMInitializeAArch64Target();
             LLVMInitializeAArch64TargetMC();
             LLVMInitializeAArch64AsmPrinter();
-            // Pointers advance as the generator wrote them, and out-of-order cores need no second scheduling:
-            // without these two passes code is as fast and is made in three quarters of the time. Blocks that
-            // the generator keeps short stay so where branches are left alone.
+            // The generator already advances pointers, and out-of-order cores need no second scheduling:
+            // without these two passes, code is as fast and is generated in three quarters of the time.
+            // Without branch optimization, the blocks that the generator keeps short are not merged.
             let options = [c"tilewright", c"-disable-lsr", c"-disable-post-ra", c"-disable-cgp-branch-opts"];
             let options = options.map(CStr::as_ptr);
             llvm_sys::support::LLVMParseCommandLineOptions(options.len() as i32, options.as_ptr(), c"".as_ptr());
@@ -139,7 +139,7 @@ fn make(target: &Target) -> Result<TargetMachine, CompileError> {
     if let Arch::Gpu(_) = target.arch {
         GPUS_INITIALIZED.call_once(|| {
             use llvm_sys::target::*;
-            // SAFETY: registers the two back ends, once, before any machine for them is made.
+            // SAFETY: this registers the two back ends, once, before any machine for them is created.
             unsafe {
                 LLVMInitializeNVPTXTargetInfo();
                 LLVMInitializeNVPTXTarget();
@@ -153,7 +153,8 @@ fn make(target: &Target) -> Result<TargetMachine, CompileError> {
         });
     }
     let (cpu, features) = (c_string(&target.cpu), c_string(&target.features));
-    // SAFETY: all strings are zero-terminated and outlive the calls; the message is ours to give back.
+    // SAFETY: all strings are zero-terminated and outlive the calls; the caller owns the message and disposes
+    // of it.
     unsafe {
         let (mut found, mut message) = (ptr::null_mut(), ptr::null_mut());
         if LLVMGetTargetFromTriple(triple(target.arch).as_ptr(), &mut found, &mut message) != 0 {
@@ -191,7 +192,7 @@ pub fn prepare_module(module: &LlvmModule, machine: LLVMTargetMachineRef, target
 /// Runs a list of passes in the syntax of `opt -passes=`.
 pub fn run_passes(module: &LlvmModule, machine: LLVMTargetMachineRef, passes: &str) -> Result<(), CompileError> {
     let passes = c_string(passes);
-    // SAFETY: module and machine are alive; options and error message are ours to give back.
+    // SAFETY: module and machine are alive; the caller owns options and error message and disposes of them.
     unsafe {
         let options = LLVMCreatePassBuilderOptions();
         let error = LLVMRunPasses(module.raw(), passes.as_ptr(), machine, options);
@@ -212,7 +213,7 @@ pub fn emit_file(module: &LlvmModule, machine: LLVMTargetMachineRef, what: FileT
         FileType::Assembly => LLVMCodeGenFileType::LLVMAssemblyFile,
         FileType::Object => LLVMCodeGenFileType::LLVMObjectFile,
     };
-    // SAFETY: module and machine are alive; buffer and message are ours to give back.
+    // SAFETY: module and machine are alive; the caller owns buffer and message and disposes of them.
     unsafe {
         let (mut message, mut buffer) = (ptr::null_mut(), ptr::null_mut());
         if LLVMTargetMachineEmitToMemoryBuffer(machine, module.raw(), what, &mut message, &mut buffer) != 0 {

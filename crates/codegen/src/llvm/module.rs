@@ -1,4 +1,4 @@
-//! An LLVM module and the context that it lives in.
+//! LLVM module with its context.
 
 use std::ffi::{CStr, CString};
 
@@ -13,7 +13,7 @@ pub struct LlvmModule {
 
 impl Drop for LlvmModule {
     fn drop(&mut self) {
-        // SAFETY: both were made by `new`, and nothing else holds them.
+        // SAFETY: `new` created both, and there are no other references to them.
         unsafe {
             LLVMDisposeModule(self.module);
             LLVMContextDispose(self.context);
@@ -22,10 +22,10 @@ impl Drop for LlvmModule {
 }
 
 impl LlvmModule {
-    /// Makes an empty module. Value names are kept only for readable output.
+    /// Creates an empty module. Value names are kept only for readable output.
     pub fn new(name: &str, keep_names: bool) -> LlvmModule {
         let name = c_string(name);
-        // SAFETY: the context is fresh, and the module is made in it.
+        // SAFETY: the context is new, and the module is created in it.
         unsafe {
             let context = LLVMContextCreate();
             LLVMContextSetDiscardValueNames(context, i32::from(!keep_names));
@@ -45,7 +45,8 @@ impl LlvmModule {
 
     /// Formats the module as LLVM IR.
     pub fn print(&self) -> String {
-        // SAFETY: the module is alive, and LLVM hands out a zero-terminated string that we own and give back.
+        // SAFETY: the module is alive, and LLVM returns a zero-terminated string that the caller owns and
+        // disposes of.
         unsafe {
             let text = LLVMPrintModuleToString(self.module);
             let out = CStr::from_ptr(text).to_string_lossy().into_owned();
@@ -57,7 +58,7 @@ impl LlvmModule {
     /// Checks the module.
     ///
     /// # Errors
-    /// LLVM's description of what is wrong.
+    /// LLVM's description of the error.
     pub fn verify(&self) -> Result<(), String> {
         let mut message = std::ptr::null_mut();
         // SAFETY: as for `print`.
@@ -74,7 +75,7 @@ impl LlvmModule {
     }
 }
 
-/// Makes a C string; an interior zero byte, which no name here has, truncates it.
+/// Creates a C string; an interior zero byte, which no name here has, truncates it.
 pub fn c_string(text: &str) -> CString {
     CString::new(text.split('\0').next().unwrap_or_default()).expect("cut at the first zero byte")
 }

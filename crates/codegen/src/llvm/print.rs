@@ -1,8 +1,7 @@
-//! Our own form as LLVM's: one instruction each, but for vectors made of a scalar.
+//! Translation of SSA form to LLVM IR: one instruction each, except for vectors built from a scalar.
 //!
-//! Differences between machines stand in three places: [`LlvmPrinter::attributes`] says what CPU a
-//! function is for, [`LlvmPrinter::kind`] what addresses there are, [`LlvmPrinter::convert`] how numbers of
-//! 16 bits become others.
+//! Differences between machines are in three places: [`LlvmPrinter::attributes`] sets the CPU of a function,
+//! [`LlvmPrinter::kind`] chooses address spaces, and [`LlvmPrinter::convert`] converts 16-bit numbers.
 
 use std::ops::Range;
 use std::ptr;
@@ -23,22 +22,21 @@ use crate::ssa::{
     RoundingDirection, SsaOp, Type, UnaliasedMemory, VectorConstant,
 };
 
-/// The unnamed name.
+/// Empty name.
 const UNNAMED: *const libc::c_char = c"".as_ptr();
 
-/// LLVM's numbers for the ways in which kernels are called.
+/// LLVM's numbers of the calling conventions of kernels.
 const PTX_KERNEL: u32 = 71;
 const AMDGPU_KERNEL: u32 = 91;
 
-/// LLVM's number for the memory that the threads of a GPU's block share.
+/// LLVM's address space of a GPU block's shared memory.
 const SHARED: u32 = 3;
 
 /// Calls functions of LLVM's C API.
 macro_rules! llvm {
     ($($call:tt)*) => {
-        // SAFETY: every handle passed comes from the context of the module being written, which outlives the
-        // printer; values are used only in the function they belong to, and arrays are passed with their own
-        // lengths.
+        // SAFETY: every handle passed comes from the context of the module being generated, which outlives
+        // the printer; values are used only in their function, and arrays are passed with their lengths.
         unsafe { $($call)* }
     };
 }
@@ -66,17 +64,17 @@ struct LlvmPrinter<'s> {
     context: LLVMContextRef,
     module: LLVMModuleRef,
     builder: LLVMBuilderRef,
-    /// The kind of metadata that says of a load that it gives the same wherever it stands.
+    /// Metadata kind that marks a load as invariant.
     invariant: u32,
     functions: Vec<LLVMValueRef>,
     globals: Vec<LLVMValueRef>,
 }
 
-/// The function that is being written.
+/// Function being translated.
 struct FunctionBody<'s> {
     source: &'s Function,
     blocks: Vec<LLVMBasicBlockRef>,
-    /// LLVM's values; null until they are written.
+    /// LLVM values; null until they are generated.
     values: Vec<LLVMValueRef>,
 }
 
@@ -84,7 +82,7 @@ fn metadata_kind(context: LLVMContextRef, name: &str) -> u32 {
     llvm!(LLVMGetMDKindIDInContext(context, name.as_ptr().cast(), name.len() as u32))
 }
 
-/// The family's first CPU, which all later ones can stand in for.
+/// Baseline CPU of the family, whose code all later ones can run.
 fn baseline(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "x86-64",
@@ -93,13 +91,12 @@ fn baseline(arch: Arch) -> &'static str {
     }
 }
 
-/// The CPU that code for a target is laid out for: what LLVM takes where the target's CPU is all that it is
-/// told.
+/// CPU for which code of a target is tuned, which is LLVM's default for the target's CPU.
 fn tuned_for(target: &Target) -> &str {
     if target.cpu == "x86-64" { "generic" } else { &target.cpu }
 }
 
-/// The function of LLVM's own that an operation is.
+/// LLVM intrinsic of an operation.
 fn intrinsic(op: &SsaOp) -> Option<&'static str> {
     Some(match op {
         SsaOp::Fma => "llvm.fma",
@@ -124,7 +121,7 @@ fn intrinsic(op: &SsaOp) -> Option<&'static str> {
     })
 }
 
-/// The instruction of two operands that an operation is.
+/// Binary LLVM instruction of an operation.
 fn binary(op: &SsaOp) -> Option<LLVMOpcode> {
     Some(match op {
         SsaOp::AddWrapping => LLVMOpcode::LLVMAdd,
@@ -148,13 +145,13 @@ fn binary(op: &SsaOp) -> Option<LLVMOpcode> {
     })
 }
 
-/// The blocks of the loop that goes back from one of them, of those in [order](Function::order).
+/// Blocks of the loop whose back edge leaves block `last`, in [order](Function::order).
 fn loop_up_to<'b>(f: &Function, last: usize, order: &'b [BlockId]) -> Option<&'b [BlockId]> {
     let first = f.successors(order[last]).filter_map(|to| order[..=last].iter().position(|b| *b == to)).min();
     first.map(|first| &order[first..=last])
 }
 
-/// Whether a function uses memory that the threads of a block share, or waits for them, in some blocks.
+/// Whether some blocks of a function use shared memory or barriers.
 fn shares(f: &Function, blocks: &[BlockId]) -> bool {
     let is_shared = |id: &Id| f.values[id.at()].ty == Type::SHARED;
     let mut instructions = blocks.iter().flat_map(|block| &f.blocks[block.at()]);
@@ -171,7 +168,7 @@ impl LlvmPrinter<'_> {
             LaneKind::I16 => LLVMInt16TypeInContext(self.context),
             LaneKind::I32 => LLVMInt32TypeInContext(self.context),
             LaneKind::I64 => LLVMInt64TypeInContext(self.context),
-            // CPUs move them as bits.
+            // CPUs move these types as integers.
             LaneKind::F16 | LaneKind::Bf16 if self.target.gpu.is_none() => LLVMInt16TypeInContext(self.context),
             LaneKind::F16 => LLVMHalfTypeInContext(self.context),
             LaneKind::Bf16 => LLVMBFloatTypeInContext(self.context),
@@ -233,7 +230,7 @@ impl LlvmPrinter<'_> {
             Linkage::Hidden => llvm!(LLVMSetVisibility(value, LLVMVisibility::LLVMHiddenVisibility)),
             Linkage::Internal => llvm!(LLVMSetLinkage(value, LLVMLinkage::LLVMInternalLinkage)),
             Linkage::Library => {
-                // The last says that no memory is read or written.
+                // The last attribute says that no memory is read or written.
                 for name in ["nounwind", "willreturn", "memory"] {
                     self.add_attribute(value, llvm_sys::LLVMAttributeFunctionIndex, self.attribute(name, 0));
                 }
@@ -265,7 +262,7 @@ impl LlvmPrinter<'_> {
         value
     }
 
-    /// Says what CPU a function is for, and what it does not do.
+    /// Sets the attributes of a function: its CPU, and the effects that it does not have.
     fn attributes(&self, f: &Function, value: LLVMValueRef) {
         let index = llvm_sys::LLVMAttributeFunctionIndex;
         let add = |name: &str, text: &str| self.add_attribute(value, index, self.text_attribute(name, text));
@@ -295,8 +292,8 @@ impl LlvmPrinter<'_> {
         add("min-legal-vector-width", &bits);
     }
 
-    /// Says that a function is a GPU's kernel, for which GPU, how many threads a block has, and a cluster
-    /// blocks.
+    /// Marks a function as a GPU kernel, with its GPU, the number of threads of a block and of blocks of a
+    /// cluster.
     fn kernel_attributes(&self, threads: [i64; 3], cluster: i64, value: LLVMValueRef) {
         let index = llvm_sys::LLVMAttributeFunctionIndex;
         let add = |name: &str, text: &str| self.add_attribute(value, index, self.text_attribute(name, text));
@@ -320,7 +317,7 @@ impl LlvmPrinter<'_> {
         }
     }
 
-    /// Says that a parameter is what an instruction is told of an array: it is read where it was passed.
+    /// Marks a parameter as a tensor map, which is read from parameter memory.
     fn map_attributes(&self, f: LLVMValueRef, index: u32) {
         const BYTES: u64 = 128;
         let name = "byval";
@@ -333,7 +330,7 @@ impl LlvmPrinter<'_> {
         self.add_attribute(f, index, self.text_attribute("nvvm.grid_constant", ""));
     }
 
-    /// An attribute known to LLVM by name.
+    /// Creates an attribute that LLVM knows by name.
     fn attribute(&self, name: &str, value: u64) -> LLVMAttributeRef {
         llvm! {{
             let kind = LLVMGetEnumAttributeKindForName(name.as_ptr().cast(), name.len());
@@ -342,7 +339,7 @@ impl LlvmPrinter<'_> {
         }}
     }
 
-    /// A target-dependent attribute.
+    /// Creates a target-dependent attribute.
     fn text_attribute(&self, name: &str, value: &str) -> LLVMAttributeRef {
         llvm!(LLVMCreateStringAttribute(
             self.context,
@@ -392,14 +389,14 @@ impl LlvmPrinter<'_> {
         }
     }
 
-    /// Says of the loop that goes back at the end of a block that nobody is to repeat its iterations.
+    /// Disables unrolling of the loop whose back edge is at the end of a block.
     ///
-    /// What threads do with shared memory is repeated where the schedule says so. NVIDIA's assembler would do
-    /// it again, and load ahead for several iterations at a time what then fills the registers.
+    /// The schedule already unrolls loops over shared memory. NVIDIA's assembler would unroll them again and
+    /// hoist the loads of several iterations, which fill the registers.
     fn keep_as_it_is(&self, end: LLVMBasicBlockRef) {
         let text = "llvm.loop.unroll.disable";
         llvm! {{
-            // Its first operand, which is itself, makes it one of its own.
+            // A first operand that refers to the node itself makes the node distinct.
             let itself = LLVMTemporaryMDNode(self.context, ptr::null_mut(), 0);
             let text = LLVMMDStringInContext2(self.context, text.as_ptr().cast(), text.len());
             let says = LLVMMDNodeInContext2(self.context, [text].as_mut_ptr(), 1);
@@ -454,7 +451,7 @@ impl LlvmPrinter<'_> {
         })
     }
 
-    /// The lanes that a shuffle picks.
+    /// Mask of a shuffle.
     fn lanes(&self, mask: &[i32]) -> LLVMValueRef {
         let i32 = self.kind(LaneKind::I32);
         let lane = |lane: &i32| llvm!(if *lane < 0 { LLVMGetPoison(i32) } else { LLVMConstInt(i32, *lane as u64, 0) });
@@ -482,7 +479,7 @@ impl LlvmPrinter<'_> {
                 SsaOp::MaskedLoad | SsaOp::Gather => (vec![ty, pointer(0)], Some(0)),
                 SsaOp::MaskedStore | SsaOp::Scatter => (vec![self.ty(of(0)), pointer(1)], Some(1)),
                 SsaOp::Prefetch { for_write } => {
-                    // Into all caches, as data.
+                    // Prefetches data into all caches.
                     let how = [u64::from(*for_write), 3, 1];
                     x.extend(how.map(|how| self.scalar(LaneKind::I32, how)));
                     (vec![pointer(0)], None)
@@ -496,7 +493,7 @@ impl LlvmPrinter<'_> {
                 llvm!(LLVMAddCallSiteAttribute(call, at + 1, attribute));
             }
             if let SsaOp::FMin | SsaOp::FMax = op {
-                // Which of two zeros it is would take more instructions.
+                // Ordering signed zeros would take more instructions.
                 llvm!(LLVMSetFastMathFlags(call, LLVMFastMathNoSignedZeros));
             }
             return call;
@@ -544,7 +541,7 @@ impl LlvmPrinter<'_> {
             SsaOp::LoadTiles { transposed } => self.load_tiles(x, *transposed, result.map_or(0, |ty| ty.lanes), ty),
             SsaOp::Stack(bytes) => {
                 let memory = self.stack(LLVMArrayType2(self.kind(LaneKind::I8), *bytes as u64), *align);
-                // On some machines the stack is memory of its own kind.
+                // On some machines, the stack has its own address space.
                 if LLVMTypeOf(memory) == ty { memory } else { LLVMBuildAddrSpaceCast(b, memory, ty, UNNAMED) }
             }
             SsaOp::Load { invariant } => {
@@ -600,7 +597,7 @@ impl LlvmPrinter<'_> {
             SsaOp::Shuffle(mask) => LLVMBuildShuffleVector(b, x[0], x[1], self.lanes(mask), UNNAMED),
             SsaOp::Insert(lane) =>
                 LLVMBuildInsertElement(b, x[0], x[1], self.scalar(LaneKind::I64, *lane as u64), UNNAMED),
-            // What instructions of several results give.
+            // Results of instructions with several results.
             SsaOp::Extract(lane) if LLVMGetTypeKind(LLVMTypeOf(x[0])) == LLVMTypeKind::LLVMStructTypeKind =>
                 LLVMBuildExtractValue(b, x[0], *lane as u32, UNNAMED),
             SsaOp::Extract(lane) => LLVMBuildExtractElement(b, x[0], self.scalar(LaneKind::I64, *lane as u64), UNNAMED),
@@ -608,7 +605,7 @@ impl LlvmPrinter<'_> {
                 let callee = x.pop().expect("a call has a callee");
                 self.call(self.function_type(result, (0..x.len()).map(of)), callee, x)
             }
-            // An empty instruction gives back what it takes.
+            // Empty inline assembly returns its operand.
             SsaOp::Opaque => self.assembly(
                 "",
                 if self.target.gpu.is_some() { "=l,0" } else { "=r,0" },
@@ -630,8 +627,8 @@ impl LlvmPrinter<'_> {
         })
     }
 
-    /// Memory that the threads of a block share: a piece of known size where the GPU gives so much unasked,
-    /// else what the launch asks for.
+    /// Allocates shared memory: static up to the GPU's default limit, else dynamic with the size given at the
+    /// launch.
     fn shared_memory(&self, f: &Function, bytes: u64, align: u32) -> LLVMValueRef {
         let most = self.target.gpu.as_ref().map_or(u64::MAX, |gpu| gpu.shared_bytes);
         let is_fixed = bytes <= most;
@@ -648,11 +645,11 @@ impl LlvmPrinter<'_> {
         }}
     }
 
-    /// Sums with dot products of four 8-bit integers a lane.
+    /// Accumulates dot products of four 8-bit integers per lane.
     fn dot4(&self, signed: [bool; 2], x: Vec<LLVMValueRef>, lanes: usize) -> LLVMValueRef {
         let [sums, a, b] = x[..] else { unreachable!("a dot product has three operands") };
         let is_mixed = signed[0] != signed[1];
-        // Instructions of mixed signs take the unsigned factor first.
+        // Instructions of mixed signedness take the unsigned factor first.
         let (a, b) = if is_mixed && signed[0] { (b, a) } else { (a, b) };
         let bits = 32 * lanes;
         match self.target.arch {
@@ -670,7 +667,7 @@ impl LlvmPrinter<'_> {
         }
     }
 
-    /// Sums with dot products of two signed 16-bit integers a lane, on x86-64.
+    /// Accumulates dot products of two signed 16-bit integers per lane, on x86-64.
     fn dot2(&self, x: Vec<LLVMValueRef>, lanes: usize) -> LLVMValueRef {
         let name = match lanes {
             16 => "avx512.pmaddw.d.512",
@@ -681,7 +678,7 @@ impl LlvmPrinter<'_> {
         llvm!(LLVMBuildAdd(self.builder, x[0], products, UNNAMED))
     }
 
-    /// Sums with dot products of four 8-bit integers a lane, through sums of two in 16 bits, on x86-64.
+    /// Accumulates dot products of four 8-bit integers per lane, through sums of two in 16 bits, on x86-64.
     fn dot4_by_sums(&self, x: &[LLVMValueRef], lanes: usize) -> LLVMValueRef {
         let name = match lanes {
             16 => "avx512.pmaddubs.w.512",
@@ -694,7 +691,7 @@ impl LlvmPrinter<'_> {
         self.dot2(vec![x[0], pairs, ones], lanes)
     }
 
-    /// f32 numbers as 32-bit integers, on x86-64.
+    /// Converts f32 numbers to 32-bit integers, on x86-64.
     fn integer_or_least(&self, nearest: bool, x: LLVMValueRef, lanes: usize) -> LLVMValueRef {
         let how = if nearest { "" } else { "t" };
         match lanes {
@@ -710,14 +707,14 @@ impl LlvmPrinter<'_> {
         }
     }
 
-    /// The largest integer without sign of a kind, in the lanes of a type.
+    /// Largest unsigned integer of a kind, in the lanes of a type.
     fn constant_lanes(&self, ty: Type, kind: LaneKind) -> LLVMValueRef {
         let most = self.scalar(ty.kind, u64::MAX >> (64 - 8 * kind.bytes()));
         let mut all = vec![most; ty.lanes];
         if ty.lanes == 1 { most } else { llvm!(LLVMConstVector(all.as_mut_ptr(), ty.lanes as u32)) }
     }
 
-    /// Bytes of two vectors of 64, on x86-64 with AVX-512 VBMI.
+    /// Selects bytes of two vectors of 64 bytes, on x86-64 with AVX-512 VBMI.
     fn pick_bytes(&self, x: Vec<LLVMValueRef>) -> LLVMValueRef {
         let [indices, first, second] = x[..] else { unreachable!("two vectors are indexed") };
         let ty = llvm!(LLVMTypeOf(indices));
@@ -725,7 +722,7 @@ impl LlvmPrinter<'_> {
         llvm!(LLVMBuildBitCast(self.builder, picked, ty, UNNAMED))
     }
 
-    /// Calls one of LLVM's own functions with operands that have the bits of its parameters.
+    /// Calls an LLVM intrinsic with operands bitcast to its parameter types.
     fn of_bits(&self, name: &str, overloads: Vec<LLVMTypeRef>, mut operands: Vec<LLVMValueRef>) -> LLVMValueRef {
         let f = self.own_function(name, overloads);
         for (at, x) in operands.iter_mut().enumerate() {
@@ -734,7 +731,7 @@ impl LlvmPrinter<'_> {
         self.call(llvm!(LLVMGlobalGetValueType(f)), f, operands)
     }
 
-    /// A warp's load of tiles, as lanes of a vector.
+    /// Generates a warp's load of tiles, as lanes of a vector.
     fn load_tiles(&self, x: Vec<LLVMValueRef>, transposed: bool, n: usize, ty: LLVMTypeRef) -> LLVMValueRef {
         let b = self.builder;
         let how = if transposed { ".trans" } else { "" };
@@ -748,7 +745,7 @@ impl LlvmPrinter<'_> {
         llvm!(LLVMBuildBitCast(b, all, ty, UNNAMED))
     }
 
-    /// A warp's product of tiles: six factors as bits, then four sums.
+    /// Generates a warp's tile product: six factors as bits, then four sums.
     fn tile_product(&self, factors: LaneKind, mut x: Vec<LLVMValueRef>, ty: LLVMTypeRef) -> LLVMValueRef {
         let b = self.builder;
         let (name, register) = match factors {
@@ -766,7 +763,7 @@ impl LlvmPrinter<'_> {
         })
     }
 
-    /// A product of tiles of four warps. LLVM has no function for it.
+    /// Generates a warpgroup product as inline assembly, as LLVM has no intrinsic for it.
     fn group_product(
         &self,
         factors: LaneKind,
@@ -783,7 +780,7 @@ impl LlvmPrinter<'_> {
             LaneKind::Bf16 => ("k16", "bf16"),
             _ => ("k8", "tf32"),
         };
-        // Whether it adds to the sums, and that it changes no sign; of numbers of 16 bits, how they lie.
+        // Flags: whether the product adds to the sums, no negation, and the layouts of 16-bit operands.
         let adds = u8::from(!begins);
         let [rows_across, columns_across] = across.map(u8::from);
         let how = if name == "tf32" { String::new() } else { format!(", {rows_across}, {columns_across}") };
@@ -793,7 +790,8 @@ impl LlvmPrinter<'_> {
         self.on_sums(&text, described, sums)
     }
 
-    /// Instructions that change sums of a thread where they are, and take numbers of 32 and 64 bits besides.
+    /// Generates inline assembly that updates a thread's sums in place and has additional 32-bit and 64-bit
+    /// operands.
     fn on_sums(&self, text: &str, others: Vec<LLVMValueRef>, sums: Vec<LLVMValueRef>) -> LLVMValueRef {
         let (n, float, short) = (sums.len(), self.kind(LaneKind::F32), self.kind(LaneKind::I32));
         let mut types: Vec<LLVMTypeRef> = others.iter().map(|x| llvm!(LLVMTypeOf(*x))).collect();
@@ -809,7 +807,7 @@ impl LlvmPrinter<'_> {
         self.assembly(text, &parts.join(","), ty, [others, sums].concat())
     }
 
-    /// LLVM's function that says where in the grid a thread is.
+    /// LLVM intrinsic of a thread coordinate.
     fn coordinate(&self, coordinate: Coordinate) -> String {
         let is_amd = self.target.arch == Arch::Gpu(GpuApi::AmdGpu);
         let (name, axis) = match (coordinate, is_amd) {
@@ -821,7 +819,7 @@ impl LlvmPrinter<'_> {
         format!("llvm.{name}.{}", ["x", "y", "z"][usize::from(axis)])
     }
 
-    /// Waits for all threads of the block, which then see what each has written.
+    /// Generates a barrier of the block, which makes the threads' writes visible to each other.
     fn barrier(&self) -> LLVMValueRef {
         if self.target.arch != Arch::Gpu(GpuApi::AmdGpu) {
             let all = self.scalar(LaneKind::I32, 0);
@@ -835,7 +833,7 @@ impl LlvmPrinter<'_> {
         fence(LLVMAtomicOrdering::LLVMAtomicOrderingAcquire)
     }
 
-    /// Begins a copy into shared memory; long ones leave a unit's own cache out.
+    /// Issues an asynchronous copy to shared memory; 16-byte copies bypass the L1 cache.
     fn copy(&self, bytes: usize, x: Vec<LLVMValueRef>) -> LLVMValueRef {
         let cache = if bytes == 16 { "cg" } else { "ca" };
         let part = if x.len() > 2 { ".s" } else { "" };
@@ -855,13 +853,13 @@ impl LlvmPrinter<'_> {
         llvm!(LLVMBuildCall2(self.builder, ty, callee, arguments.as_mut_ptr(), n, UNNAMED))
     }
 
-    /// Calls one of LLVM's own functions, overloaded for some types.
+    /// Calls an LLVM intrinsic, overloaded for some types.
     fn intrinsic(&self, name: &str, overloads: Vec<LLVMTypeRef>, arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
         let f = self.own_function(name, overloads);
         self.call(llvm!(LLVMGlobalGetValueType(f)), f, arguments)
     }
 
-    /// Declares one of LLVM's own functions, overloaded for some types.
+    /// Declares an LLVM intrinsic, overloaded for some types.
     fn own_function(&self, name: &str, mut overloads: Vec<LLVMTypeRef>) -> LLVMValueRef {
         llvm! {{
             let id = LLVMLookupIntrinsicID(name.as_ptr().cast(), name.len());
@@ -870,8 +868,8 @@ impl LlvmPrinter<'_> {
         }}
     }
 
-    /// Instructions with effects that LLVM does not know: threads carry them out together (`convergent`), so
-    /// that no copy of them moves to where only some threads come.
+    /// Generates inline assembly with side effects. Threads execute it together (`convergent`), so that no
+    /// copy of it moves to divergent code.
     fn assembly(&self, text: &str, constraints: &str, ty: LLVMTypeRef, arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
         llvm! {{
             let assembly = LLVMGetInlineAsm(

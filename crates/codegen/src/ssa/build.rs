@@ -24,7 +24,7 @@ pub struct Position {
     part: Part,
 }
 
-/// Instructions of a block, each in the order of writing.
+/// Sections of a block's instructions, each in emission order.
 #[derive(Clone, Copy)]
 enum Part {
     /// Instructions hoisted out of the loop that the block begins.
@@ -46,15 +46,15 @@ struct Draft {
     blocks: Vec<DraftBlock>,
     /// Predecessors and values of each phi.
     phis: Map<Id, (Vec<BlockId>, InstOperands)>,
-    /// Values that no instruction gives.
+    /// Values that are not results of instructions.
     fixed: Map<(Type, Def), Id>,
-    /// Values that come from other lanes of a vector, which takes some cycles.
+    /// Values moved from other lanes of a vector, which takes some cycles.
     moved: Map<Id, ()>,
 }
 
 #[derive(Default)]
 struct DraftBlock {
-    /// The newest comes first in the code.
+    /// Phis of the block; the newest comes first in the code.
     phis: Vec<Id>,
     hoisted: Vec<Instruction>,
     rest: Vec<Instruction>,
@@ -79,7 +79,7 @@ impl State {
         Id::new(values.len() - 1)
     }
 
-    /// A value that no instruction gives: one for each type and origin.
+    /// Returns the unique value of a type and definition that is not the result of an instruction.
     fn fixed(&mut self, ty: Type, def: Def) -> Id {
         let key = (ty, def);
         if let Some(id) = self.draft().fixed.get(&key) {
@@ -101,10 +101,10 @@ impl State {
 }
 
 impl Builder {
-    /// Makes an empty module.
+    /// Creates an empty module.
     pub fn new(name: &str) -> Builder {
         let module = Module { name: name.to_owned(), ..Module::default() };
-        // Nowhere: a function comes first.
+        // No valid position until a function is added.
         let at = Position { function: FunctionId::new(u32::MAX as usize), block: BlockId::new(0), part: Part::Rest };
         Builder(RefCell::new(State { module, drafts: Vec::new(), at }))
     }
@@ -157,7 +157,7 @@ impl Builder {
         self.integer(Type::I32, v.into())
     }
 
-    /// A boolean constant.
+    /// Boolean constant.
     pub fn bool(&self, v: bool) -> Id {
         self.integer(Type::I1, v.into())
     }
@@ -191,7 +191,7 @@ impl Builder {
         self.constant(ty, lanes.map(|v| v as u64 & ty.kind.mask()).collect())
     }
 
-    /// The type of a value.
+    /// Type of a value.
     pub fn type_of(&self, v: Id) -> Type {
         self.0.borrow().get(v).ty
     }
@@ -227,13 +227,13 @@ impl Builder {
         known.map_or_else(|| self.function(name, linkage, result, parameters), FunctionId::new)
     }
 
-    /// Sets the visibility of a function, and the CPU that it is compiled for.
+    /// Sets the visibility of a function, and the CPU for which it is compiled.
     pub fn define(&self, function: FunctionId, linkage: Linkage, cpu: Cpu) {
         let f = &mut self.0.borrow_mut().module.functions[function.at()];
         (f.linkage, f.cpu) = (linkage, cpu);
     }
 
-    /// Marks a function as a GPU kernel of this block size, and of clusters of this many neighbouring blocks
+    /// Marks a function as a GPU kernel of this block size, with clusters of `cluster` neighbouring blocks
     /// along x.
     pub fn kernel(&self, function: FunctionId, threads: [i64; 3], cluster: i64) {
         let f = &mut self.0.borrow_mut().module.functions[function.at()];
@@ -333,7 +333,7 @@ impl Builder {
         id
     }
 
-    /// Adds an instruction, as [`Self::give`] does, or folds it where all operands are constants.
+    /// Adds an instruction like [`Self::give`], or folds it if all operands are constants.
     fn compute(&self, op: SsaOp, operands: InstOperands, ty: Type) -> Id {
         let folded = {
             let state = self.0.borrow();
@@ -437,7 +437,7 @@ impl Builder {
         self.run(SsaOp::Store, smallvec![value, to], align);
     }
 
-    /// The address of element `index` from `base`.
+    /// Address of element `index` from `base`.
     pub fn element(&self, element: Type, base: Id, index: Id) -> Id {
         let lanes = self.type_of(index).lanes;
         self.give(SsaOp::Element(element), smallvec![base, index], self.type_of(base).vector(lanes), 0)
@@ -470,14 +470,14 @@ impl Builder {
 
     // Arithmetic.
 
-    /// Emits an operation of two operands of the result's type.
+    /// Emits an operation with two operands of the result's type.
     pub fn binary(&self, op: SsaOp, a: Id, b: Id) -> Id {
         let is_late = matches!(op, SsaOp::FMin | SsaOp::FMax) && self.0.borrow_mut().draft().moved.contains_key(&a);
         let (a, b) = if is_late { (b, a) } else { (a, b) };
         self.compute(op, smallvec![a, b], self.type_of(a))
     }
 
-    /// Emits an operation of one operand of the result's type.
+    /// Emits an operation with one operand of the result's type.
     pub fn unary(&self, op: SsaOp, x: Id) -> Id {
         self.compute(op, smallvec![x], self.type_of(x))
     }
@@ -502,33 +502,33 @@ impl Builder {
         self.compute(SsaOp::Fma, smallvec![a, b, c], self.type_of(a))
     }
 
-    /// Dot products of four 8-bit integers a lane, added to sums: see [`SsaOp::Dot4`].
+    /// Accumulates dot products of four 8-bit integers per lane: see [`SsaOp::Dot4`].
     pub fn dot4(&self, signed: [bool; 2], sums: Id, a: Id, b: Id) -> Id {
         self.compute(SsaOp::Dot4 { signed }, smallvec![sums, a, b], self.type_of(sums))
     }
 
-    /// Dot products of two signed 16-bit integers a lane, added to sums: see [`SsaOp::Dot2`].
+    /// Accumulates dot products of two signed 16-bit integers per lane: see [`SsaOp::Dot2`].
     pub fn dot2(&self, sums: Id, a: Id, b: Id) -> Id {
         self.compute(SsaOp::Dot2, smallvec![sums, a, b], self.type_of(sums))
     }
 
-    /// Dot products of four 8-bit integers a lane, whose sums of two products fit 16 bits, added to sums: see
+    /// Accumulates dot products of four 8-bit integers per lane whose sums of two products fit 16 bits: see
     /// [`SsaOp::Dot4BySums`].
     pub fn dot4_by_sums(&self, sums: Id, unsigned: Id, signed: Id) -> Id {
         self.compute(SsaOp::Dot4BySums, smallvec![sums, unsigned, signed], self.type_of(sums))
     }
 
-    /// Dot products of two bf16 numbers a lane, added to sums: see [`SsaOp::DotOfHalves`].
+    /// Accumulates dot products of two bf16 numbers per lane: see [`SsaOp::DotOfHalves`].
     pub fn dot_of_halves(&self, sums: Id, a: Id, b: Id) -> Id {
         self.compute(SsaOp::DotOfHalves, smallvec![sums, a, b], self.type_of(sums))
     }
 
-    /// The nearest bf16 numbers, as 16-bit integers: see [`SsaOp::NearestBf16`].
+    /// Rounds to the nearest bf16 numbers, as 16-bit integers: see [`SsaOp::NearestBf16`].
     pub fn nearest_bf16(&self, x: Id) -> Id {
         self.compute(SsaOp::NearestBf16, smallvec![x], Type::I16.vector(self.type_of(x).lanes))
     }
 
-    /// Bytes of two vectors of 64 of them, picked by indices: see [`SsaOp::PickBytes`].
+    /// Selects bytes of two vectors of 64 bytes by indices: see [`SsaOp::PickBytes`].
     pub fn pick_bytes(&self, indices: Id, first: Id, second: Id) -> Id {
         self.compute(SsaOp::PickBytes, smallvec![indices, first, second], self.type_of(indices))
     }
@@ -538,8 +538,8 @@ impl Builder {
         self.compute(SsaOp::Tf32, smallvec![x], Type::F32)
     }
 
-    /// Emits a tile product of a warp (`mma.sync`), and returns the thread's accumulators. `operands` are its
-    /// registers of A and B, and the accumulators before.
+    /// Emits a tile product of a warp (`mma.sync`), and returns the thread's new accumulators. `operands` are
+    /// its registers of A and B, and the old accumulators.
     pub fn tile_product(&self, factors: LaneKind, operands: impl Iterator<Item = Id>) -> Id {
         self.compute(SsaOp::TileProduct(factors), operands.collect(), Type::F32.vector(4))
     }
@@ -549,13 +549,13 @@ impl Builder {
         self.run(SsaOp::ProxyFence, smallvec![], 0);
     }
 
-    /// Emits a fence before warpgroup products, and returns the accumulators to be used by them.
+    /// Emits a fence before warpgroup products, and returns the accumulators for them.
     pub fn group_fence(&self, sums: &[Id]) -> Id {
         self.give(SsaOp::GroupFence, sums.into(), Type::F32.vector(sums.len()), 0)
     }
 
-    /// Emits a warpgroup product of A and B, given by descriptors, or A by four registers. `across` tells
-    /// whether each is MN-major; `begins` whether the accumulators are overwritten.
+    /// Emits a warpgroup product of A and B, given by descriptors, or A by four registers. `across` says
+    /// whether each is MN-major; `begins` says whether the accumulators are overwritten.
     pub fn group_product(
         &self,
         factors: LaneKind,
@@ -585,7 +585,7 @@ impl Builder {
         self.compute(SsaOp::Compare(how), smallvec![a, b], Type::I1.vector(lanes))
     }
 
-    /// `a < b` on floating-point numbers, false where one is NaN.
+    /// `a < b` for floating-point numbers, false if either is NaN.
     pub fn fless(&self, a: Id, b: Id) -> Id {
         let lanes = self.type_of(a).lanes;
         self.compute(SsaOp::FLess, smallvec![a, b], Type::I1.vector(lanes))
@@ -603,32 +603,32 @@ impl Builder {
         self.binary(SsaOp::Xor, x, all)
     }
 
-    /// A signed integer as floating-point number.
+    /// Converts a signed integer to floating point.
     pub fn int_to_real(&self, x: Id, ty: Type) -> Id {
         self.compute(SsaOp::ToReal, smallvec![x], ty)
     }
 
-    /// A floating-point number as a signed integer: see [`SsaOp::ToInteger`].
+    /// Converts a floating-point number to a signed integer: see [`SsaOp::ToInteger`].
     pub fn real_to_int(&self, x: Id, ty: Type) -> Id {
         self.compute(SsaOp::ToInteger, smallvec![x], ty)
     }
 
-    /// A floating-point number as a signed integer that holds it: see [`SsaOp::ToIntegerInRange`].
+    /// Converts a floating-point number in range to a signed integer: see [`SsaOp::ToIntegerInRange`].
     pub fn real_to_int_in_range(&self, x: Id, ty: Type) -> Id {
         self.compute(SsaOp::ToIntegerInRange, smallvec![x], ty)
     }
 
-    /// f32 numbers as 32-bit integers: see [`SsaOp::ToIntegerOrLeast`].
+    /// Converts f32 numbers to 32-bit integers: see [`SsaOp::ToIntegerOrLeast`].
     pub fn real_to_int_or_least(&self, x: Id, nearest: bool) -> Id {
         self.compute(SsaOp::ToIntegerOrLeast { nearest }, smallvec![x], Type::I32.vector(self.type_of(x).lanes))
     }
 
-    /// An integer without sign in fewer bits: see [`SsaOp::TruncateSaturated`].
+    /// Truncates an unsigned integer with saturation: see [`SsaOp::TruncateSaturated`].
     pub fn truncate_saturated(&self, x: Id, ty: Type) -> Id {
         self.compute(SsaOp::TruncateSaturated, smallvec![x], ty)
     }
 
-    /// An integer in more bits.
+    /// Extends an integer to more bits.
     pub fn extend(&self, x: Id, ty: Type, is_signed: bool) -> Id {
         self.compute(if is_signed { SsaOp::ExtendSigned } else { SsaOp::ExtendUnsigned }, smallvec![x], ty)
     }
@@ -638,7 +638,7 @@ impl Builder {
         self.give(SsaOp::Address, smallvec![pointer], Type::I64, 0)
     }
 
-    /// The low bits of an integer.
+    /// Truncates an integer to its low bits.
     pub fn truncate(&self, x: Id, ty: Type) -> Id {
         self.compute(SsaOp::Truncate, smallvec![x], ty)
     }
@@ -651,7 +651,7 @@ impl Builder {
         self.compute(SsaOp::Bitcast, smallvec![x], ty)
     }
 
-    /// A floating-point number in another width.
+    /// Converts a floating-point number to another width.
     pub fn real_to_real(&self, x: Id, ty: Type) -> Id {
         self.compute(SsaOp::Convert, smallvec![x], ty)
     }
@@ -674,7 +674,7 @@ impl Builder {
         self.compute(SsaOp::Insert(lane), smallvec![v, x], self.type_of(v))
     }
 
-    /// Picks lanes of two vectors laid side by side; `None` lanes are undefined.
+    /// Selects lanes of two concatenated vectors; `None` lanes are undefined.
     pub fn shuffle(&self, a: Id, b: Id, mask: &[Option<usize>]) -> Id {
         let ty = self.type_of(a).vector(mask.len());
         let first = mask[0].unwrap_or(0);
@@ -683,7 +683,7 @@ impl Builder {
         self.moved_from(x, first)
     }
 
-    /// Notes which lane of a vector the first lane of a value comes from.
+    /// Records that the first lane of a value comes from lane `lane` of a vector.
     fn moved_from(&self, x: Id, lane: usize) -> Id {
         if lane > 0 {
             self.0.borrow_mut().draft().moved.insert(x, ());
@@ -707,7 +707,7 @@ impl Builder {
 
     // Calls.
 
-    /// Calls a function of the module; returns its result, if it has one.
+    /// Calls a function of the module; returns its result, if any.
     pub fn call(&self, function: FunctionId, arguments: &[Id]) -> Option<Id> {
         let result = self.0.borrow().module.functions[function.at()].result;
         let callee = self.function_address(function);

@@ -38,7 +38,7 @@ fn signed(kind: LaneKind, bits: u64) -> i64 {
     }
 }
 
-/// Folds an operation, where all its operands are constants and determine the result.
+/// Folds an operation if all its operands are constants and determine the result.
 pub fn fold<'v>(op: &SsaOp, ty: Type, operands: impl Iterator<Item = &'v Value> + Clone) -> Option<Def> {
     if operands.clone().any(|v| !matches!(v.def, Def::Constant(_) | Def::Undefined)) {
         return None;
@@ -73,8 +73,8 @@ pub fn fold<'v>(op: &SsaOp, ty: Type, operands: impl Iterator<Item = &'v Value> 
     lanes.map(|lanes| constant(lanes.into_iter()))
 }
 
-/// Result of lanes of which one operand is undefined: any number (`None`), if every choice gives one, or a
-/// number that some choice gives.
+/// Result of lanes with an undefined operand: undefined (`Some(None)`) if every result is possible, or a
+/// number that some choice of the operand gives.
 fn of_undefined(op: &SsaOp) -> Option<Option<u64>> {
     Some(match op {
         SsaOp::Compare(Compare::Equal | Compare::NotEqual) => None,
@@ -85,7 +85,7 @@ fn of_undefined(op: &SsaOp) -> Option<Option<u64>> {
     })
 }
 
-/// The bits of a lane; `None` where they may be any.
+/// Bits of a lane; `None` if undefined.
 fn lane_of(v: &Value, at: usize) -> Option<u64> {
     match &v.def {
         Def::Constant(c) if c.undefined >> at & 1 == 0 => Some(c.bits[at]),
@@ -93,7 +93,7 @@ fn lane_of(v: &Value, at: usize) -> Option<u64> {
     }
 }
 
-/// A constant with some lanes.
+/// Constant with the given lanes.
 fn constant(lanes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Def {
     assert!(lanes.len() <= 64, "a bit says of each lane whether it may be anything");
     let undefined = lanes.clone().enumerate().fold(0, |all, (at, lane)| all | u64::from(lane.is_none()) << at);
@@ -103,7 +103,7 @@ fn constant(lanes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Def {
     Def::Constant(VectorConstant { bits: lanes.map(|lane| lane.unwrap_or(0)).collect(), undefined })
 }
 
-/// An operation on scalars; `None` where it is not carried out here.
+/// Evaluates an operation on scalars; `None` if it is not folded.
 fn scalar(op: &SsaOp, kind: LaneKind, to: LaneKind, x: &[u64]) -> Option<u64> {
     Some(match op {
         SsaOp::FAdd | SsaOp::FSub | SsaOp::FMul | SsaOp::FDiv => arithmetic(op, kind, x[0], x[1]),
@@ -122,7 +122,7 @@ fn scalar(op: &SsaOp, kind: LaneKind, to: LaneKind, x: &[u64]) -> Option<u64> {
     })
 }
 
-/// An operation on integers; `None` where there is no such.
+/// Evaluates an operation on integers; `None` if the result is undefined or the operation is not folded.
 fn integer(op: &SsaOp, kind: LaneKind, a: u64, b: u64) -> Option<u64> {
     let [x, y] = [a, b].map(|v| signed(kind, v));
     Some(match op {
@@ -150,13 +150,13 @@ fn integer(op: &SsaOp, kind: LaneKind, a: u64, b: u64) -> Option<u64> {
     })
 }
 
-/// An operation on numbers; what is none stays, and a new one is positive.
+/// Evaluates an operation on floating-point numbers; NaN operands are kept, and a new NaN is positive.
 fn arithmetic(op: &SsaOp, kind: LaneKind, a: u64, b: u64) -> u64 {
     let [x, y] = [a, b].map(|v| real(kind, v));
     if let Some(none) = [x, y].into_iter().find(|v| v.is_nan()) {
         return real_bits(kind, none);
     }
-    // Twice the bits and more: rounding to double before single changes nothing.
+    // f64 has more than twice the bits of f32, so rounding to f64 first does not change the result.
     let v = match op {
         SsaOp::FAdd => x + y,
         SsaOp::FSub => x - y,
@@ -172,7 +172,7 @@ mod tests {
     use super::super::{Function, Id, Linkage};
     use super::*;
 
-    /// Builds a function of a single block, and returns the value that it computes last.
+    /// Builds a function of a single block, and returns its last value.
     fn last(write: impl FnOnce(&Builder) -> Id) -> (Function, Value) {
         let b = Builder::new("test");
         let f = b.function("f", Linkage::Internal, None, &[Type::I64]);
@@ -206,7 +206,7 @@ mod tests {
             |b| b.select(b.integers(Type::I1, [0, 1].into_iter()), b.splat(b.int(1), 2), b.splat(b.int(2), 2)),
             &[2, 1],
         );
-        // Undefined lanes go on being so where they may.
+        // Undefined lanes stay undefined if possible.
         let some = |b: &Builder| b.insert(b.undefined(Type::I64.vector(2)), b.int(7), 1);
         check(|b| b.compare(Compare::Equal, some(b), b.splat(b.int(0), 2)), &[0, 0]);
         check(|b| b.binary(SsaOp::Or, some(b), b.splat(b.int(0), 2)), &[u64::MAX, 7]);

@@ -11,11 +11,11 @@ impl Function {
         let Function { values, blocks, .. } = self;
         let mut same_as: Vec<Id> = (0..values.len()).map(Id::new).collect();
         let mut variables = vec![false; values.len()];
-        // Loads of no lanes but those in a mask, with the mask.
+        // Masked loads, with their masks.
         let mut masked: Map<Id, Id> = Map::default();
         let is_zero = |id: Id| matches!(&values[id.at()].def, Def::Constant(c) if c.bits.iter().all(|b| *b == 0));
         for block in blocks.iter_mut() {
-            // By hash: the operation, its operands, how often memory was written before, and the value.
+            // Operation, operands, number of preceding memory writes, and value, by hash.
             let mut known: Map<u64, (SsaOp, InstOperands, u32, Id)> = Map::default();
             let mut n_writes = 0;
             block.retain_mut(|inst| {
@@ -77,7 +77,7 @@ impl Function {
                 true
             });
         }
-        // Phis refer to what comes later.
+        // Phis may refer to later values.
         for id in blocks.iter_mut().flatten().flat_map(|inst| &mut inst.operands) {
             *id = same_as[id.at()];
         }

@@ -1,11 +1,11 @@
-//! Splitting of vectors longer than a machine's registers into halves.
+//! Splitting of vectors wider than a machine's registers into halves.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::{Def, Function, Id, Instruction, LaneKind, SsaOp, Type, Value, VectorConstant};
 use crate::map::Map;
 
-/// The halves of a value.
+/// Halves of a value.
 type Halves = [Id; 2];
 
 impl Function {
@@ -41,7 +41,7 @@ impl Function {
         }
     }
 
-    /// Whether an instruction on long vectors is one on their halves.
+    /// Whether an instruction on long vectors can be split into instructions on their halves.
     fn has_halves(&self, inst: &Instruction, native: usize, variables: &[bool]) -> bool {
         let fits = |id: &Id| {
             let ty = self.values[id.at()].ty;
@@ -72,7 +72,7 @@ impl Function {
     }
 }
 
-/// Whether an instruction has to do with addresses of lanes, which are never in a register.
+/// Whether an instruction computes or uses lane addresses, which are never in a register.
 fn is_of_addresses(inst: &Instruction) -> bool {
     matches!(inst.op, SsaOp::Element(_) | SsaOp::Gather | SsaOp::Scatter)
 }
@@ -85,13 +85,13 @@ struct VectorSplitter {
     native: usize,
     /// Halves of each long value.
     halves: Map<Id, Halves>,
-    /// Halves of other vectors, taken from them in this block.
+    /// Halves of other vectors, extracted in this block.
     parts: Map<(Id, usize), Id>,
     out: Vec<Instruction>,
 }
 
 impl VectorSplitter {
-    /// Makes the halves of a long value.
+    /// Creates the halves of a long value.
     fn prepare(&mut self, f: &mut Function, id: Id) {
         let Value { ty, def } = f.values[id.at()].clone();
         if ty.bytes() <= self.native || ty.lanes == 1 {
@@ -100,7 +100,7 @@ impl VectorSplitter {
         self.halves.insert(id, [0, 1].map(|half| value(f, half_of(ty), half_of_def(&def, ty.lanes, half))));
     }
 
-    /// A half of an operand; a scalar is its own.
+    /// Returns a half of an operand; a scalar is its own half.
     fn half(&mut self, f: &mut Function, id: Id, half: usize) -> Id {
         let Value { ty, def } = f.values[id.at()].clone();
         if let Some(halves) = self.halves.get(&id) {
@@ -158,7 +158,7 @@ impl VectorSplitter {
             Some(halves) => *halves,
             None => [0, 1].map(|_| value(f, half_of(f.values[id.at()].ty), Def::Instruction)),
         });
-        // Place of the address among the operands, and the vector that lies there.
+        // Index of the address among the operands, and the type of the vector there.
         let memory = match inst.op {
             SsaOp::Load { .. } | SsaOp::MaskedLoad => Some((0, inst.result.expect("what is loaded"))),
             SsaOp::Store | SsaOp::MaskedStore => Some((1, inst.operands[0])),
@@ -183,7 +183,7 @@ impl VectorSplitter {
         }
     }
 
-    /// The address of a half of a vector in memory.
+    /// Address of a half of a vector in memory.
     fn address(&mut self, f: &mut Function, first: Id, half: usize, ty: Type) -> Id {
         if half == 0 {
             return first;

@@ -1,4 +1,4 @@
-//! Modules as text, for readers.
+//! Printing of modules as readable text.
 
 use std::fmt::{self, Display, Formatter};
 

@@ -1,13 +1,14 @@
-//! Verifier of functions: each value is defined before it is used, once, and operands have the types that
-//! their operations take.
+//! Verifier of functions: each value is defined once, before its uses, and operands have the types that their
+//! operations require.
 
 use super::{BlockId, Def, Function, Id, Instruction, LaneKind, Module, SsaOp, Type};
 
 impl Module {
-    /// Checks all functions; the error says what is wrong, and where.
+    /// Checks all functions.
     ///
     /// # Errors
-    /// If a function is malformed, which is the generator's fault.
+    /// A description of the error and its location if a function is malformed, which is a bug of the
+    /// generator.
     pub fn verify(&self) -> Result<(), String> {
         let defined = self.functions.iter().filter(|f| !f.is_outside());
         defined.into_iter().try_for_each(|f| f.verify().map_err(|why| format!("{}: {why}", f.name)))
@@ -18,7 +19,7 @@ impl Function {
     fn verify(&self) -> Result<(), String> {
         let order = self.order();
         let dominators = self.dominators(&order);
-        // Block and place of each value's instruction.
+        // Block and position of each value's instruction.
         let mut given: Vec<Option<(BlockId, usize)>> = vec![None; self.values.len()];
         for &block in &order {
             for (at, instruction) in self.blocks[block.at()].iter().enumerate() {
@@ -65,7 +66,7 @@ impl Function {
         Ok(())
     }
 
-    /// The closest block through which every way to each block leads; the first block's own is itself.
+    /// Immediate dominator of each block; the first block is its own.
     ///
     /// Source: Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm" (2001).
     fn dominators(&self, order: &[BlockId]) -> Vec<BlockId> {
@@ -127,12 +128,12 @@ fn is_address(ty: Type) -> bool {
     matches!(ty.kind, LaneKind::Pointer(_)) && ty.lanes == 1
 }
 
-/// Whether a type is a mask for such lanes.
+/// Whether a type is a mask for lanes of another type.
 fn masks(mask: Type, lanes: Type) -> bool {
     mask == Type::I1.vector(lanes.lanes)
 }
 
-/// Whether an instruction on memory, or on what orders accesses to it, has fitting types.
+/// Whether a memory or synchronization instruction has valid types.
 fn memory_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
     let are_addresses = |ty: Type, lanes: Type| matches!(ty.kind, LaneKind::Pointer(_)) && ty.lanes == lanes.lanes;
     match (op, x, to) {
@@ -157,7 +158,7 @@ fn memory_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
     }
 }
 
-/// Whether an instruction that computes lane by lane, or sums products, has fitting types.
+/// Whether a lane-wise arithmetic or dot product instruction has valid types.
 fn arithmetic_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
     match (op, x, to) {
         (
@@ -198,7 +199,7 @@ fn arithmetic_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
     }
 }
 
-/// Whether an instruction of tensor cores has fitting types.
+/// Whether a tensor core instruction has valid types.
 fn tensor_cores_fit(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
     match (op, x, to) {
         (SsaOp::LoadTiles { .. }, [from], Some(to)) => {
@@ -226,7 +227,7 @@ fn tensor_cores_fit(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
     }
 }
 
-/// Whether an instruction that chooses, converts or moves lanes has fitting types.
+/// Whether an instruction that selects, converts or moves lanes has valid types.
 fn lanes_fit(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
     let is_number = |ty: Type| is_real(ty) || matches!(ty.kind, LaneKind::F16 | LaneKind::Bf16);
     match (op, x, to) {

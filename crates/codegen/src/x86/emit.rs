@@ -1,7 +1,7 @@
 //! Emission of a function after register allocation.
 //!
-//! Frames: the caller's frame pointer, the registers that a function must leave as they were, then, aligned
-//! to a cache line, arguments of calls, stack memory, and what found no register.
+//! Frame layout: the caller's frame pointer, callee-saved registers, then, aligned to a cache line, call
+//! arguments, stack memory, and spilled values.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use super::regalloc::{INTEGER_SCRATCH, Location, MASK_SCRATCH, Registers};
 
 /// Registers of the first integer arguments.
 const ARGUMENTS: [u8; 6] = [RDI, RSI, RDX, RCX, 8, 9];
-/// Registers that a function leaves as they were.
+/// Callee-saved registers.
 const CALLEE_SAVED: [u8; 5] = [RBX, 12, 13, 14, 15];
 
 /// Emits a function.
@@ -63,7 +63,7 @@ impl Emitter<'_> {
         let mut frame = (n_stack_arguments * 8).next_multiple_of(64);
         self.stack_offset = frame as i32;
         frame += self.f.stack_bytes;
-        // The widest first, so that all are aligned.
+        // Widest first, so that all are aligned.
         let mut widest: HashMap<Reg, usize> = HashMap::new();
         for (v, place) in self.places.iter().enumerate() {
             if let Location::Memory(slot) = place
@@ -79,7 +79,7 @@ impl Emitter<'_> {
             self.slots.insert(v, frame as i32);
             frame += bytes;
         }
-        // What is read of a short value may be longer than it.
+        // Reads of a short value may extend beyond it.
         frame += if self.slots.is_empty() { 0 } else { 64 };
         let integer = |r: u8| {
             self.places
@@ -149,7 +149,7 @@ impl Emitter<'_> {
         self.asm.code.push(0xc3);
     }
 
-    /// Code of others is slow while upper halves of registers hold something.
+    /// Emits `vzeroupper`, as SSE code is slow while the upper halves of registers are in use.
     fn zero_upper(&mut self) {
         self.asm.code.extend([0xc5, 0xf8, 0x77]);
     }
@@ -169,7 +169,7 @@ impl Emitter<'_> {
         EncodedMemory { base: EncodedBase::Register(RSP), index: None, disp: self.slots[&slot] }
     }
 
-    /// The register of an integer, loaded into a scratch register where it has none.
+    /// Register of an integer, which is loaded into a scratch register if it is spilled.
     fn integer(&mut self, v: Reg, scratch: usize) -> u8 {
         match self.place(v) {
             Location::Register(r) => r,
@@ -188,7 +188,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// The register that an instruction writes.
+    /// Register that an instruction writes.
     fn destination(&self, v: Reg) -> u8 {
         match (self.place(v), self.f.virtuals[v.at()].class) {
             (Location::Register(r), _) => r,
@@ -199,7 +199,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Stores what was written to a scratch register.
+    /// Stores a scratch register that was written to a spilled value.
     fn written(&mut self, v: Reg) {
         if !matches!(self.place(v), Location::Memory(_)) {
             return;
@@ -261,7 +261,7 @@ impl Emitter<'_> {
         self.asm.vector(op, o);
     }
 
-    /// A vector's register, loaded into a scratch register where it has none.
+    /// Register of a vector, which is loaded into a scratch register if it is spilled.
     fn vector(&mut self, v: Reg, scratch: usize) -> u8 {
         match self.place(v) {
             Location::Register(r) => r,
@@ -281,7 +281,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// The last operand: memory, or the register that it stands for.
+    /// Last operand: memory, or the register that memory would replace.
     fn last(&mut self, inst: &Inst, at: usize) -> (Rm, Extra) {
         match inst.operand {
             Some(operand) => {
@@ -312,7 +312,7 @@ impl Emitter<'_> {
             MachineOp::Store => {
                 let (v, operand) = (inst.uses[0], inst.operand.expect("an address"));
                 if self.f.virtuals[v.at()].class == Class::Integer {
-                    // Of the two scratch registers the address keeps one.
+                    // The address occupies one of the two scratch registers.
                     let mut to = self.address(operand.memory);
                     if to.index.is_some() && matches!(self.place(v), Location::Memory(_)) {
                         self.asm.lea(INTEGER_SCRATCH[0], to);
@@ -525,7 +525,7 @@ impl Emitter<'_> {
         self.asm.vector(op, VectorOperands { reg, vvvv, rm, width, unit, extra, immediate });
     }
 
-    /// A gather or scatter: the address has a vector as its index.
+    /// Emits a gather or scatter, whose address has a vector index.
     fn lanes(&mut self, inst: &Inst, op: Opcode, reg: u8, numbers: u8) {
         let lane = if op.wide { 8 } else { 4 };
         let EncodedMemory { base, disp, .. } = self.address(inst.operand.expect("an address").memory);
@@ -533,13 +533,13 @@ impl Emitter<'_> {
         let rm = Rm::Memory(EncodedMemory { base, index, disp });
         let mask = self.mask(inst.uses[0], 0);
         let extra = Extra { mask, ..Extra::default() };
-        // The index has its fifth bit where other instructions have their second operand's.
+        // The fifth bit of the index is in the field of other instructions' second operand.
         let vvvv = numbers & 16;
         let width = inst.bytes as u8;
         self.asm.vector(op, VectorOperands { reg, vvvv, rm, width, unit: lane, extra, immediate: None });
     }
 
-    /// Brings a vector to a register.
+    /// Moves a vector to a register.
     fn bring(&mut self, to: u8, v: Reg, bytes: usize) {
         match self.place(v) {
             Location::Register(r) => self.move_vector(to, r, bytes),
@@ -567,7 +567,7 @@ impl Emitter<'_> {
             return;
         }
         match (class, self.place(inst.def), self.place(from)) {
-            // Stored from where it is.
+            // The value is stored from its register.
             (Class::Vector, Location::Memory(_), Location::Register(r)) => {
                 let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def.at()].bytes);
                 self.store_vector(to, r, bytes);
@@ -597,7 +597,7 @@ impl Emitter<'_> {
     fn constant(&mut self, inst: &Inst) {
         let Virtual { class, bytes, pool } = self.f.virtuals[inst.def.at()];
         match (pool, self.place(inst.def)) {
-            // Read from the pool where it is used.
+            // Uses read the constant from the pool.
             (Some(_), Location::Memory(_) | Location::Nowhere) => return,
             (Some(at), Location::Register(d)) => {
                 let from = EncodedMemory { base: EncodedBase::Pool, index: None, disp: at };
@@ -617,7 +617,7 @@ impl Emitter<'_> {
         self.written(inst.def);
     }
 
-    /// All of the register: writing a part clears the rest.
+    /// Zeroes a whole register, as writing a part clears the rest.
     fn zero(&mut self, d: u8) {
         let bytes = if d >= 16 { 64 } else { 16 };
         self.plain(XOR, [d, d], Rm::Register(d), bytes, None);
@@ -633,7 +633,7 @@ impl Emitter<'_> {
 
     fn unary(&mut self, inst: &Inst, op: Opcode, immediate: Option<u8>) {
         let (mut rm, extra) = self.last(inst, 0);
-        // A conversion's operand has another width than its result.
+        // The operand of a conversion has a different width than its result.
         if op.memory == Unit::Other && inst.operand.is_none() {
             rm = Rm::Register(self.vector(inst.uses[0], 0));
         }
@@ -763,7 +763,7 @@ impl Emitter<'_> {
                 self.asm.integer(&[0x85], a, Rm::Register(a), true, &[]);
             }
             MachineOp::Set(condition) => {
-                // With a prefix, so that every register has a low byte.
+                // A REX prefix makes the low byte of every register accessible.
                 self.asm.code.extend([0x40 | d >> 3, 0x0f, 0x90 | condition as u8, 0xc0 | d & 7]);
                 self.asm.integer(&[0x0f, 0xb6], d, Rm::Register(d), true, &[]);
             }
@@ -831,7 +831,7 @@ impl Emitter<'_> {
             self.asm.load(to, from);
         }
         if let [first, second] = call.reals[..] {
-            // By way of a register that neither is in: nothing else is left in those of vectors.
+            // Uses a vector register that holds neither value; no other vector register is live.
             let spare = if self.place(first) == Location::Register(2) { 3 } else { 2 };
             self.bring(spare, second, 16);
             self.bring(0, first, 16);
@@ -861,11 +861,11 @@ impl Emitter<'_> {
         }
     }
 
-    /// Moves between registers, all at once.
+    /// Performs parallel moves between registers.
     fn move_all(&mut self, mut moves: Vec<(u8, u8)>) {
         moves.retain(|(from, to)| from != to);
         while let Some(&(first, to)) = moves.first() {
-            // One whose target nobody reads any more.
+            // A move whose target no other move reads.
             match moves.iter().position(|(_, to)| moves.iter().all(|(from, _)| from != to)) {
                 Some(at) => {
                     let (from, to) = moves.remove(at);

@@ -1,11 +1,10 @@
-//! Encoder of instructions: VEX and EVEX encodings of vector instructions, and the few others that kernels
-//! need.
+//! Instruction encoder: VEX and EVEX encodings of vector instructions, and the few others that kernels need.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, chapter 2.
 
 use super::opcodes::Opcode;
 
-/// A memory operand.
+/// Memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedMemory {
     pub base: EncodedBase,
@@ -22,7 +21,7 @@ pub enum EncodedBase {
     Pool,
 }
 
-/// The r/m operand: a register or memory.
+/// r/m operand: a register or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rm {
     Register(u8),
@@ -32,7 +31,7 @@ pub enum Rm {
 /// Fields that EVEX adds to an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extra {
-    /// The mask register; 0 is none.
+    /// Mask register; 0 for no mask.
     pub mask: u8,
     /// Whether lanes outside the mask become zero.
     pub zero: bool,
@@ -40,21 +39,21 @@ pub struct Extra {
     pub broadcast: bool,
 }
 
-/// Operands of a vector instruction, and how wide they are.
+/// Operands of a vector instruction, with their widths.
 #[derive(Clone, Copy, Debug)]
 pub struct VectorOperands {
     pub reg: u8,
     pub vvvv: u8,
     pub rm: Rm,
-    /// Bytes of the vector registers: 16, 32 or 64.
+    /// Size in bytes of the vector registers: 16, 32 or 64.
     pub width: u8,
-    /// Bytes of the memory operand, the unit of EVEX's compressed displacements.
+    /// Size in bytes of the memory operand, the unit of EVEX's compressed displacements.
     pub unit: u8,
     pub extra: Extra,
     pub immediate: Option<u8>,
 }
 
-/// Condition codes, by their numbers in opcodes.
+/// Condition codes, with their numbers in opcodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ConditionCode {
@@ -144,7 +143,7 @@ impl Assembler {
         self.labels.clear();
     }
 
-    /// Writes a field of four bytes.
+    /// Writes a four-byte field.
     pub fn set_field(&mut self, at: usize, value: i64) {
         let value = i32::try_from(value).expect("code is short");
         self.code[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -171,8 +170,8 @@ impl Assembler {
         }
     }
 
-    /// The ModRM byte, what follows of the operand, and the immediate. Short displacements count in `unit`
-    /// bytes.
+    /// Emits the ModRM byte, the rest of the operand, and the immediate. Short displacements are in units of
+    /// `unit` bytes.
     fn operand(&mut self, reg: u8, rm: Rm, unit: i32, immediate: &[u8]) {
         let reg = (reg & 7) << 3;
         match rm {
@@ -207,7 +206,7 @@ impl Assembler {
         self.code.extend_from_slice(immediate);
     }
 
-    /// The high bits of the registers in an operand: of the base or register, of the index, and the fifth of
+    /// High bits of the registers in an operand: of the base or register, of the index, and the fifth bit of
     /// a register.
     fn high_bits(rm: Rm) -> (u8, u8) {
         match rm {
@@ -222,7 +221,7 @@ impl Assembler {
         }
     }
 
-    /// A vector instruction.
+    /// Emits a vector instruction.
     pub fn vector(&mut self, op: Opcode, o: VectorOperands) {
         let Opcode { map, prefix, opcode, wide, evex, .. } = op;
         let VectorOperands { reg, vvvv, rm, width, unit, extra, immediate } = o;
@@ -248,7 +247,7 @@ impl Assembler {
             self.operand(reg, rm, i32::from(unit), immediate);
             return;
         }
-        // Elsewhere VEX leaves the bit to other uses.
+        // For other instructions, VEX ignores the W bit.
         let w = w & u8::from(
             map == 2 && (opcode >= 0x90 || matches!(opcode, 0x45..=0x47))
                 || map == 3 && matches!(opcode, 0x01 | 0x16 | 0x22 | 0x30)
@@ -264,7 +263,7 @@ impl Assembler {
         self.operand(reg, rm, 1, immediate);
     }
 
-    /// An instruction on 64-bit integers, or on 32-bit ones where not `wide`.
+    /// Emits an instruction on 64-bit integers if `wide`, else on 32-bit integers.
     pub fn integer(&mut self, opcode: &[u8], reg: u8, rm: Rm, wide: bool, immediate: &[u8]) {
         let (b, x) = Assembler::high_bits(rm);
         let rex = 0x40 | u8::from(wide) << 3 | (reg >> 3 & 1) << 2 | x << 1 | b;
@@ -312,18 +311,18 @@ impl Assembler {
         }
     }
 
-    /// Extends the low 1, 2 or 4 bytes of a register or memory to a register of 64 bits.
+    /// Extends the low 1, 2 or 4 bytes of a register or memory to a 64-bit register.
     pub fn extend(&mut self, to: u8, from: Rm, bytes: usize, signed: bool) {
         match (bytes, signed) {
             (1, _) => self.of_low_byte(&[0x0f, if signed { 0xbe } else { 0xb6 }], to, from, signed),
             (2, _) => self.integer(&[0x0f, if signed { 0xbf } else { 0xb7 }], to, from, signed, &[]),
             (_, true) => self.integer(&[0x63], to, from, true, &[]),
-            // Writing a half clears the other one.
+            // Writing the lower half clears the upper one.
             (_, false) => self.integer(&[0x8b], to, from, false, &[]),
         }
     }
 
-    /// An instruction on a low byte, which some registers have by a prefix alone.
+    /// Emits an instruction on a low byte, which some registers have only with a REX prefix.
     fn of_low_byte(&mut self, opcode: &[u8], reg: u8, rm: Rm, wide: bool) {
         let (b, x) = Assembler::high_bits(rm);
         self.code.push(0x40 | u8::from(wide) << 3 | (reg >> 3 & 1) << 2 | x << 1 | b);
@@ -335,7 +334,7 @@ impl Assembler {
         self.integer(&[0x8d], to, Rm::Memory(from), true, &[]);
     }
 
-    /// `add`, `or`, `and`, `sub`, `xor` and `cmp` with a constant have these numbers: 0, 1, 4, 5, 6, 7.
+    /// Emits `add`, `or`, `and`, `sub`, `xor` or `cmp` with a constant, numbered 0, 1, 4, 5, 6 and 7.
     pub fn with_constant(&mut self, number: u8, r: u8, value: i32, wide: bool) {
         match i8::try_from(value) {
             Ok(short) => self.integer(&[0x83], number, Rm::Register(r), wide, &[short as u8]),
@@ -364,7 +363,7 @@ impl Assembler {
         self.field(FieldTarget::Function(function));
     }
 
-    /// Calls a function that another module defines, whose address goes to `RAX`.
+    /// Calls a function defined by another module, loading its address to `RAX`.
     pub fn call_outside(&mut self, function: usize) {
         self.code.extend([0x48, 0xb8]);
         let at = self.code.len();
@@ -412,14 +411,14 @@ mod tests {
     use crate::ssa::{LaneKind, Type};
     use crate::x86::opcodes::*;
 
-    /// Printed as Intel writes instructions.
+    /// Option for Intel syntax.
     const INTEL: u64 = 4;
 
-    /// The instructions in some code as LLVM reads them, a line each.
+    /// Disassembles code with LLVM, one instruction per line.
     fn disassemble(mut code: Vec<u8>) -> String {
         let mut text = String::new();
-        // SAFETY: registers the disassembler, which may be done again; the context lives until it is disposed
-        // of; LLVM reads within the code and writes a zero-terminated line into the buffer.
+        // SAFETY: registering the disassembler again is allowed; the context lives until it is disposed of;
+        // LLVM reads within the code and writes a zero-terminated line into the buffer.
         unsafe {
             LLVMInitializeX86TargetInfo();
             LLVMInitializeX86TargetMC();
@@ -464,7 +463,7 @@ mod tests {
         )
     }
 
-    /// A memory operand of so many bytes in Intel's notation.
+    /// Memory operand of `bytes` bytes in Intel syntax.
     fn memory(EncodedMemory { base, index, disp }: EncodedMemory, bytes: u8) -> String {
         let size = match bytes {
             1 => "byte",
@@ -508,7 +507,7 @@ mod tests {
         })
     }
 
-    /// Three-operand instructions of all lanes.
+    /// Three-operand instructions on all lanes.
     fn instructions() -> Vec<(&'static str, Opcode)> {
         let type_of = |kind| Type { kind, lanes: 16 };
         vec![
@@ -531,8 +530,8 @@ mod tests {
         ]
     }
 
-    /// Instructions that bring a vector to another one, with the size of their memory operand for each byte
-    /// of the longer one, and whether that operand is the result.
+    /// Instructions that convert a vector to another one, with the size of their memory operand relative to
+    /// the wider vector, and whether that operand is the result.
     fn conversions() -> Vec<(&'static str, Opcode, Part, bool)> {
         use Part::{Fixed, Of};
         vec![
@@ -555,15 +554,15 @@ mod tests {
         ]
     }
 
-    /// Bytes of a memory operand.
+    /// Size of a memory operand.
     #[derive(Clone, Copy)]
     enum Part {
         Fixed(u8),
-        /// The vector's divided by a number.
+        /// Vector size divided by a number.
         Of(u8),
     }
 
-    /// The register that holds the low half of an integer register.
+    /// Name of the low half of an integer register.
     fn short(r: u8) -> String {
         match INTEGERS[usize::from(r)] {
             name if r >= 8 => format!("{name}d"),
@@ -731,7 +730,8 @@ mod tests {
             prop_assert_eq!(disassemble(asm.code), meant);
         }
 
-        /// VEX alone has the dot products of AVX-VNNI, of registers that it reaches.
+        /// Checks that the dot products of AVX-VNNI have only VEX encodings, with the registers that these
+        /// can address.
         #[test]
         fn dot_products_are_read_as_they_were_meant([reg, vvvv, rm] in [0u8..16, 0u8..16, 0u8..16], of_16: bool) {
             let width = if of_16 { 16 } else { 32 };

@@ -5,7 +5,7 @@ use super::opcodes::Opcode;
 use crate::number::number;
 
 number! {
-    /// A virtual register.
+    /// Virtual register.
     Reg
 }
 
@@ -24,9 +24,9 @@ pub enum Class {
 #[derive(Clone, Copy, Debug)]
 pub struct Virtual {
     pub class: Class,
-    /// Bytes of its contents.
+    /// Size in bytes of the contents.
     pub bytes: usize,
-    /// Offset in the constant pool, for constants: they need no spill slot.
+    /// Offset in the constant pool, for constants, which need no spill slot.
     pub pool: Option<i32>,
 }
 
@@ -40,7 +40,7 @@ pub enum Base {
     Pool,
 }
 
-/// A memory operand.
+/// Memory address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryAddress {
     pub base: Base,
@@ -53,48 +53,46 @@ pub struct MemoryAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryOperand {
     pub memory: MemoryAddress,
-    /// Whether it is broadcast to all lanes.
+    /// Whether the memory is broadcast to all lanes.
     pub broadcast: bool,
 }
 
-/// Operation of an instruction. `d` is its result; `u0`, `u1`, … are the registers it uses, the last replaced
-/// by the memory operand where there is one.
+/// Operation of an instruction. `d` is its result; `u0`, `u1`, … are the registers it uses; a memory operand
+/// replaces the last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MachineOp {
     /// `d ← u0`, or a load.
     Move,
     /// Memory `← u0`.
     Store,
-    /// Integer `d ←` the low bytes of `u0`, as many as the instruction works on, or as many in memory, in 64
-    /// bits.
+    /// Integer `d ←` the low bytes of `u0` or of memory, of the instruction's size, extended to 64 bits.
     Extend {
         signed: bool,
     },
-    /// Loads lanes of so many bytes in mask `u0`, the others become zero or, where there is `u1`, stay as
-    /// there.
+    /// Loads the lanes of this many bytes in mask `u0`; the others are zero or, with `u1`, those of `u1`.
     LoadMasked(usize),
-    /// Stores lanes of so many bytes of `u0` in mask `u1`.
+    /// Stores the lanes of this many bytes of `u0` in mask `u1`.
     StoreMasked(usize),
-    /// Gathers the lanes in mask `u0`, each at its number of elements in `u1` from the address; the other
-    /// lanes are those of `u2`. The mask is lost.
+    /// Gathers the lanes in mask `u0`, each at the element offset in `u1` from the address; the other lanes
+    /// are those of `u2`. The mask is clobbered.
     Gather {
         wide: bool,
     },
-    /// Stores lanes of `u2` in mask `u0` as a gather loads them. The mask is lost.
+    /// Stores the lanes of `u2` in mask `u0`, with the addresses of a gather. The mask is clobbered.
     Scatter {
         wide: bool,
     },
-    /// `d ← u0` with integer `u1` in a lane of so many bytes.
+    /// `d ← u0` with integer `u1` in a lane of this many bytes.
     InsertInteger(usize, u8),
-    /// Integer `d ←` a lane of so many bytes of `u0`; what is above it is anything.
+    /// Integer `d ←` a lane of this many bytes of `u0`; the higher bits are undefined.
     ExtractInteger(usize, u8),
     /// `d ←` integer `u0` and zeros.
     FromInteger {
         wide: bool,
     },
-    /// `d ←` the pool's constant.
+    /// `d ←` constant of the pool.
     Constant,
-    /// `d ←` anything.
+    /// `d ←` undefined.
     Undefined,
     /// `d ← u0 op u1`
     Binary(Opcode),
@@ -108,20 +106,20 @@ pub enum MachineOp {
     StorePart(Opcode, u8),
     /// `d ←` a part of each lane of `u0`.
     Narrow(Opcode),
-    /// `d ← u0` shifted, by an opcode with an extension.
+    /// `d ← u0` shifted, with an opcode, its extension and the number of bits.
     Shift(Opcode, u8, u8),
-    /// `d ← ±u0·u1 ± u2`; memory stands for `u1` or, where `addend`, for `u2`.
+    /// `d ← ±u0·u1 ± u2`; memory replaces `u1` or, if `addend`, `u2`.
     Fma {
         wide: bool,
         negate_product: bool,
         negate_addend: bool,
         addend: bool,
     },
-    /// `d ← u0` changed by `u1` and `u2`, where `d` and `u0` are one register.
+    /// `d ← op(u0, u1, u2)`, where `d` and `u0` are the same register.
     Tied(Opcode),
-    /// Lanes, of so many bytes, of `u2` in mask `u0`, of `u1` elsewhere.
+    /// `d ←` lanes of this many bytes of `u2` in mask `u0`, of `u1` elsewhere.
     Blend(usize),
-    /// Every lane of so many bytes of `d ←` integer `u0`.
+    /// Every lane of this many bytes of `d ←` integer `u0`.
     Splat(usize),
     /// Mask `d ← u0 op u1`.
     MaskBinary(Opcode),
@@ -133,12 +131,12 @@ pub enum MachineOp {
     MaskSplat,
     /// Integer `d ←` the bits of mask `u0`.
     MaskBits,
-    /// Number `d ←` integer `u0` of 32 bits, or 64 where it is `long`.
+    /// Floating-point `d ←` integer `u0` of 32 bits, or of 64 if `long`.
     ToReal {
         wide: bool,
         long: bool,
     },
-    /// Integer `d ←` number `u0`, cut off; the least one where it has no room.
+    /// Integer `d ←` floating-point `u0`, truncated; the smallest integer if out of range.
     FromReal {
         wide: bool,
         long: bool,
@@ -153,7 +151,7 @@ pub enum MachineOp {
     IntegerConstant(u8, i32),
     Multiply,
     MultiplyConstant(i32),
-    /// Integer shift, by an opcode's extension and a number of bits.
+    /// Integer shift, with the opcode extension and the number of bits.
     IntegerShift(u8, u8),
     /// Integer shift of `u0` by `u1`.
     IntegerShiftBy(Opcode),
@@ -162,23 +160,23 @@ pub enum MachineOp {
         signed: bool,
         remainder: bool,
     },
-    /// The smaller or greater of `u0` and `u1`: `u1` where the condition holds for `u1` and `u0`.
+    /// Minimum or maximum of `u0` and `u1`: `u1` if the condition holds for `u1` and `u0`.
     Choose(ConditionCode),
     /// Flags of `u0 − u1`.
     Compare,
-    /// Flags of `u0` less a constant.
+    /// Flags of `u0` minus a constant.
     CompareConstant(i32),
     /// Flags of `u0`.
     Test,
-    /// Flags of reals.
+    /// Flags of a floating-point comparison.
     CompareReals {
         wide: bool,
     },
-    /// Integer `d ←` 1 where the flags say so, else 0.
+    /// Integer `d ←` 1 if the condition holds, else 0.
     Set(ConditionCode),
-    /// `d ← u0` where the flags say so, else `u1`, of any class.
+    /// `d ← u0` if the condition holds, else `u1`, for any register class.
     Select(ConditionCode),
-    /// Calls, by number in the function's list.
+    /// Call, by index in the function's list.
     Call(usize),
     /// `d ←` a function's address.
     FunctionAddress(usize),
@@ -190,14 +188,14 @@ pub enum MachineOp {
     Return,
 }
 
-/// An instruction.
+/// Instruction.
 #[derive(Clone, Copy, Debug)]
 pub struct Inst {
     pub op: MachineOp,
     pub def: Reg,
     pub uses: [Reg; 3],
     pub operand: Option<MemoryOperand>,
-    /// Bytes that it works on.
+    /// Operation size in bytes.
     pub bytes: usize,
 }
 
@@ -213,7 +211,8 @@ impl Inst {
         self
     }
 
-    /// Visits the registers that it uses, those of its address included, without a call's arguments.
+    /// Visits the registers that the instruction uses, including those of its address, but not a call's
+    /// arguments.
     pub fn each_use(&self, mut visit: impl FnMut(Reg)) {
         self.uses.iter().copied().filter(|r| *r != NONE).for_each(&mut visit);
         if let Some(MemoryOperand { memory, .. }) = self.operand {
@@ -226,7 +225,7 @@ impl Inst {
         }
     }
 
-    /// Constraints on the registers of its operands: the one list that the allocator and its checker read.
+    /// Constraints on the registers of operands, for both the allocator and its checker.
     pub fn constraints(&self) -> Constraints {
         let [a, b, c] = self.uses;
         let free = Constraints::default();
@@ -284,7 +283,7 @@ impl Inst {
 /// Constraints of an instruction on the registers of its operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {
-    /// Use that is tied to `d`: it is assigned the same register, or copied there first.
+    /// Use tied to `d`, which is assigned the same register or copied there first.
     pub tied: Option<Reg>,
     /// Whether the other uses are read after that copy, so that `d` must differ from them.
     pub reads_late: bool,
@@ -299,30 +298,30 @@ pub struct Constraints {
 pub enum Lost {
     #[default]
     Nothing,
-    /// Registers of quotient and remainder, even before all operands are read.
+    /// Registers of quotient and remainder, clobbered before all operands are read.
     Division,
-    /// Caller-saved registers, after all operands are read.
+    /// Caller-saved registers, clobbered after all operands are read.
     Call,
 }
 
 /// Target of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum Callee {
-    /// A function of the module.
+    /// Function of the module.
     Function(usize),
-    /// A function of the module that another one defines.
+    /// Function defined by another module.
     Outside(usize),
-    /// A pointer.
+    /// Pointer.
     Pointer(Reg),
 }
 
-/// A call.
+/// Call.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub callee: Callee,
     /// Integer arguments.
     pub arguments: Vec<Reg>,
-    /// Numbers, two at most, in place of integers.
+    /// Floating-point arguments, at most two, instead of integers.
     pub reals: Vec<Reg>,
 }
 
@@ -334,18 +333,18 @@ pub struct MachineFunction {
     /// Basic blocks, in the order of the code.
     pub blocks: Vec<BasicBlock>,
     pub calls: Vec<Call>,
-    /// Bytes of the stack frame that addresses refer to.
+    /// Size in bytes of the stack memory that addresses refer to.
     pub stack_bytes: usize,
 }
 
-/// A basic block.
+/// Basic block.
 #[derive(Default)]
 pub struct BasicBlock {
     pub insts: Vec<Inst>,
     pub successors: Vec<usize>,
     /// Loop depth.
     pub depth: usize,
-    /// Whether it is the header of an innermost loop.
+    /// Whether the block is the header of an innermost loop.
     pub is_inner_loop: bool,
     /// Copies at the end of the block for the edge to one of two successors.
     pub edge_copies: Vec<(Reg, usize)>,

@@ -1,10 +1,10 @@
-//! The vector instructions in use: of each its encoding and what its memory operand holds, by Intel's names
-//! in the comments. What its registers are asked for is [`super::inst::Inst::constraints`]'s to say.
+//! Vector instructions in use: the encoding and the memory operand of each, with Intel's names in the
+//! comments. [`super::inst::Inst::constraints`] defines the constraints on their registers.
 
 use crate::ssa::{LaneKind, Type};
 
-/// Encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
-/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the W bit, which usually distinguishes f64 from f32.
+/// Encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 for no
+/// prefix, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the W bit, which usually distinguishes f64 from f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode {
     pub map: u8,
@@ -45,7 +45,7 @@ impl Opcode {
         Opcode { memory, ..self }
     }
 
-    /// Bytes of the memory operand of an instruction on `bytes` bytes.
+    /// Size in bytes of the memory operand of an instruction on `bytes` bytes.
     pub fn unit(self, bytes: usize, broadcast: bool) -> usize {
         let lane = if self.wide { 8 } else { 4 };
         match self.memory {
@@ -59,7 +59,7 @@ impl Opcode {
     }
 }
 
-/// Arithmetic by its code, for packed and scalar numbers of both widths: `vsqrtps`, `vaddps`, `vmulps`,
+/// Opcodes of arithmetic for packed and scalar numbers of both widths: `vsqrtps`, `vaddps`, `vmulps`,
 /// `vsubps`, `vminps`, `vdivps`, `vmaxps`.
 pub const SQUARE_ROOT: u8 = 0x51;
 pub const ADD: u8 = 0x58;
@@ -80,7 +80,7 @@ pub const fn arithmetic(code: u8, ty: Type) -> Opcode {
     }
 }
 
-/// `vroundps` with an immediate, `vrndscaleps` where registers are longer; of a type, packed or scalar.
+/// `vroundps` with an immediate, in its EVEX encoding `vrndscaleps`; for a type, packed or scalar.
 pub const fn round(ty: Type) -> Opcode {
     let wide = matches!(ty.kind, LaneKind::F64);
     match ty.lanes {
@@ -89,7 +89,7 @@ pub const fn round(ty: Type) -> Opcode {
     }
 }
 
-/// Arithmetic of all lanes of a register.
+/// Arithmetic on all lanes of a register.
 pub const fn packed(code: u8, kind: LaneKind) -> Opcode {
     arithmetic(code, Type { kind, lanes: 2 })
 }
@@ -116,12 +116,12 @@ pub const fn load(bytes: usize) -> Opcode {
     }
 }
 
-/// Store of `bytes` bytes, 4 at least.
+/// Store of `bytes` bytes, at least 4.
 pub const fn store(bytes: usize) -> Opcode {
     Opcode { opcode: 0x11, ..load(bytes) }
 }
 
-/// Loads of lanes of so many bytes in a mask register: `vmovdqu8`, `vmovdqu16`, `vmovups`, `vmovupd`.
+/// Loads of lanes of `lane` bytes in a mask register: `vmovdqu8`, `vmovdqu16`, `vmovups`, `vmovupd`.
 pub const fn masked_load(lane: usize) -> Opcode {
     match lane {
         1 | 2 => evex(1, 3, 0x6f, lane == 2),
@@ -135,12 +135,12 @@ pub const fn masked_store(lane: usize) -> Opcode {
     Opcode { opcode: if lane < 4 { 0x7f } else { 0x11 }, ..load }
 }
 
-/// Loads of lanes in a vector: `vmaskmovps`, `vmaskmovpd`.
+/// Loads of lanes in a vector mask: `vmaskmovps`, `vmaskmovpd`.
 pub const fn vector_masked_load(wide: bool) -> Opcode {
     opcode(2, 1, 0x2c | wide as u8, false)
 }
 
-/// Stores of lanes in a vector.
+/// Stores of lanes in a vector mask.
 pub const fn vector_masked_store(wide: bool) -> Opcode {
     opcode(2, 1, 0x2e | wide as u8, false)
 }
@@ -165,7 +165,7 @@ pub const fn integers_greater(wide: bool) -> Opcode {
     if wide { opcode(2, 1, 0x37, true) } else { opcode(1, 1, 0x66, false) }
 }
 
-/// Integers of so many bytes in lanes of more: `vpmovsxbd` and its kin.
+/// Extension of integers to wider lanes, with sizes in bytes: `vpmovsxbd` and variants.
 pub const fn widen(from: usize, to: usize, signed: bool) -> Opcode {
     let code = match (from, to) {
         (1, 2) => 0x20,
@@ -178,7 +178,7 @@ pub const fn widen(from: usize, to: usize, signed: bool) -> Opcode {
     opcode(2, 1, if signed { code } else { code + 0x10 }, false).of(Unit::Part((to / from) as u8))
 }
 
-/// The low bytes of lanes: `vpmovdb` and its kin, whose first operand is the source.
+/// Truncation of lanes to their low bytes: `vpmovdb` and variants, whose first operand is the source.
 pub const fn narrow(from: usize, to: usize) -> Opcode {
     let code = match (from, to) {
         (2, _) => 0x30,
@@ -191,7 +191,7 @@ pub const fn narrow(from: usize, to: usize) -> Opcode {
     evex(2, 2, code, false).of(Unit::Part((from / to) as u8))
 }
 
-/// `vpmovusdb` and those of other widths
+/// `vpmovusdb` and variants of other widths
 pub const fn narrow_saturated(from: usize, to: usize) -> Opcode {
     let Opcode { opcode, .. } = narrow(from, to);
     Opcode { opcode: opcode - 0x20, ..narrow(from, to) }
@@ -212,7 +212,7 @@ pub const fn multiply_integers(wide: bool) -> Opcode {
     Opcode { evex: wide, ..opcode(2, 1, 0x40, wide) }
 }
 
-/// The even lanes of 32 bits as products of 64: `vpmuludq`
+/// 64-bit products of the even 32-bit lanes: `vpmuludq`
 pub const MULTIPLY_HALVES: Opcode = opcode(1, 1, 0xf4, true);
 
 /// `vpminsd`, `vpmaxsd`, `vpminsq`, `vpmaxsq`
@@ -220,38 +220,39 @@ pub const fn extremum(is_max: bool, wide: bool) -> Opcode {
     Opcode { evex: wide, ..opcode(2, 1, if is_max { 0x3d } else { 0x39 }, wide) }
 }
 
-/// Pairs of 16-bit integers multiplied and added: `vpmaddwd`
+/// Sums of products of two pairs of 16-bit integers: `vpmaddwd`
 pub const MULTIPLY_PAIRS: Opcode = opcode(1, 1, 0xf5, false);
 
-/// Pairs of bytes, the unsigned ones first, multiplied and added in 16 bits, with saturation: `vpmaddubsw`
+/// Saturated 16-bit sums of products of two pairs of bytes, the unsigned operand first: `vpmaddubsw`
 pub const MULTIPLY_BYTES: Opcode = opcode(2, 1, 0x04, false);
 
-/// Dot products of four bytes a lane, the unsigned ones first: `vpdpbusd`, by AVX-512 or AVX-VNNI.
+/// Dot products of four bytes per lane, the unsigned operand first: `vpdpbusd`, in AVX-512 or AVX-VNNI
+/// encoding.
 pub const fn dot(evex: bool) -> Opcode {
     Opcode { evex, ..opcode(2, 1, 0x50, false) }
 }
 
-/// Dot products of two bf16 numbers a lane: `vdpbf16ps`
+/// Dot products of two bf16 numbers per lane: `vdpbf16ps`
 pub const DOT_OF_HALVES: Opcode = evex(2, 2, 0x52, false);
 
-/// f32 numbers rounded to bf16: `vcvtneps2bf16`
+/// Rounding of f32 to bf16: `vcvtneps2bf16`
 pub const NEAREST_BF16: Opcode = evex(2, 2, 0x72, false);
 
-/// f16 numbers as f32: `vcvtph2ps`
+/// Conversion of f16 to f32: `vcvtph2ps`
 pub const HALF_TO_SINGLE: Opcode = opcode(2, 1, 0x13, false).of(Unit::Part(2));
-/// f32 numbers as f16, rounded by an immediate: `vcvtps2ph`
+/// Conversion of f32 to f16, with the rounding mode as immediate: `vcvtps2ph`
 pub const SINGLE_TO_HALF: Opcode = opcode(3, 1, 0x1d, false).of(Unit::Other);
 
-/// Bytes of two vectors, picked by those of the destination: `vpermi2b`
+/// Selection of bytes of two vectors by the bytes of the destination: `vpermi2b`
 pub const PICK_BYTES: Opcode = evex(2, 1, 0x75, false);
 
-/// Dot products of bytes of one sign: `vpdpbssd`, `vpdpbuud`
+/// Dot products of bytes of the same signedness: `vpdpbssd`, `vpdpbuud`
 pub const fn dot_alike(signed: bool) -> Opcode {
     opcode(2, if signed { 3 } else { 0 }, 0x50, false)
 }
 
-/// Shifts of lanes of so many bytes by a constant: `vpsllw`, `vpslld`, `vpsllq` and, by their numbers, the
-/// others.
+/// Shifts of lanes of `lane` bytes by a constant: `vpsllw`, `vpslld`, `vpsllq`, and right shifts by their
+/// opcode extensions.
 pub const fn shift(lane: usize) -> Opcode {
     match lane {
         2 => opcode(1, 1, 0x71, false),
@@ -263,8 +264,8 @@ pub const fn shift(lane: usize) -> Opcode {
 /// `vpsraq`
 pub const SHIFT_LONG_SIGNED: Opcode = evex(1, 1, 0x72, true);
 
-/// Shifts of each lane by its own number of bits: `vpsllvd`, `vpsrlvd`, `vpsravd` and those of 64 bits;
-/// `vpsravq` is one of AVX-512.
+/// Shifts of each lane by a separate number of bits: `vpsllvd`, `vpsrlvd`, `vpsravd` and their 64-bit
+/// variants; `vpsravq` requires AVX-512.
 pub const fn shift_by_lanes(number: u8, wide: bool) -> Opcode {
     match number {
         SHIFT_LEFT => opcode(2, 1, 0x47, wide),
@@ -273,7 +274,7 @@ pub const fn shift_by_lanes(number: u8, wide: bool) -> Opcode {
     }
 }
 
-/// Shifts of an integer by another: `shlx`, `shrx`, `sarx`.
+/// Shifts of an integer by a register: `shlx`, `shrx`, `sarx`.
 pub const fn shift_by(number: u8, wide: bool) -> Opcode {
     let prefix = match number {
         SHIFT_LEFT => 1,
@@ -287,7 +288,7 @@ pub const SHIFT_LEFT: u8 = 6;
 pub const SHIFT_RIGHT: u8 = 2;
 pub const SHIFT_SIGNED: u8 = 4;
 
-/// `vpcmpd`, `vpcmpq`: a mask
+/// `vpcmpd`, `vpcmpq`, with a mask as the result
 pub const fn compare_integers(wide: bool) -> Opcode {
     evex(3, 1, 0x1f, wide)
 }
@@ -306,7 +307,7 @@ pub const DOUBLE_TO_LONG: Opcode = evex(1, 1, 0x7a, true).of(Unit::Other);
 pub const LONG_TO_SINGLE: Opcode = evex(1, 0, 0x5b, true).of(Unit::Other);
 pub const LONG_TO_DOUBLE: Opcode = evex(1, 2, 0xe6, true).of(Unit::Other);
 
-/// `vcvtss2sd`, `vcvtsd2ss`, of the other lanes' operand too
+/// `vcvtss2sd`, `vcvtsd2ss`, with an additional operand for the other lanes
 pub const fn convert_scalar(to_double: bool) -> Opcode {
     opcode(1, if to_double { 2 } else { 3 }, 0x5a, !to_double).of(Unit::Lane)
 }
@@ -316,17 +317,18 @@ pub const fn convert_packed(to_double: bool) -> Opcode {
     opcode(1, !to_double as u8, 0x5a, !to_double).of(Unit::Other)
 }
 
-/// An integer register of 32 bits, or 64 where it is `long`, as a number: `vcvtsi2ss`, `vcvtsi2sd`
+/// Conversion of an integer register of 32 bits, or of 64 if `long`, to floating point: `vcvtsi2ss`,
+/// `vcvtsi2sd`
 pub const fn integer_to_real(wide: bool, long: bool) -> Opcode {
     opcode(1, 2 + wide as u8, 0x2a, long).of(Unit::Lane)
 }
 
-/// A number as an integer register, towards zero: `vcvttss2si`, `vcvttsd2si`
+/// Truncation of a floating-point number to an integer register: `vcvttss2si`, `vcvttsd2si`
 pub const fn real_to_integer(wide: bool, long: bool) -> Opcode {
     opcode(1, 2 + wide as u8, 0x2c, long).of(Unit::Lane)
 }
 
-/// `vucomiss`, `vucomisd`: flags
+/// `vucomiss`, `vucomisd`, which set the flags
 pub const fn compare_scalars(wide: bool) -> Opcode {
     opcode(1, wide as u8, 0x2e, wide).of(Unit::Lane)
 }
@@ -349,12 +351,12 @@ pub const BLEND_DOUBLE: Opcode = opcode(3, 1, 0x0d, false);
 pub const INSERT_SINGLE: Opcode = opcode(3, 1, 0x21, false).of(Unit::Lane);
 pub const INSERT_QUAD: Opcode = opcode(3, 1, 0x18, false).of(Unit::Bytes(16));
 pub const EXTRACT_QUAD: Opcode = opcode(3, 1, 0x19, false).of(Unit::Bytes(16));
-/// Bytes by their numbers within 16, zero by a negative one: `vpshufb`
+/// Permutation of bytes within 16 bytes, with zeros for negative indices: `vpshufb`
 pub const PERMUTE_BYTES: Opcode = opcode(2, 1, 0x00, false);
 pub const UNPACK_LOW_DOUBLE: Opcode = opcode(1, 1, 0x14, true);
 pub const LOAD_HIGH_DOUBLE: Opcode = opcode(1, 1, 0x16, true).of(Unit::Lane);
 
-/// Lanes of so many bytes by a vector: `vpblendvb`, `vblendvps`, `vblendvpd`
+/// Blend of lanes of `lane` bytes by a vector mask: `vpblendvb`, `vblendvps`, `vblendvpd`
 pub const fn blend_by_vector(lane: usize) -> Opcode {
     let code = match lane {
         1 | 2 => 0x4c,
@@ -364,22 +366,23 @@ pub const fn blend_by_vector(lane: usize) -> Opcode {
     opcode(3, 1, code, false)
 }
 
-/// Lanes of so many bytes by a mask register: `vpblendmb`, `vpblendmw`, `vblendmps`, `vblendmpd`
+/// Blend of lanes of `lane` bytes by a mask register: `vpblendmb`, `vpblendmw`, `vblendmps`, `vblendmpd`
 pub const fn blend_by_mask(lane: usize) -> Opcode {
     evex(2, 1, if lane < 4 { 0x66 } else { 0x65 }, matches!(lane, 2 | 8))
 }
 
-/// An integer register in the first lane: `vmovd`, `vmovq`
+/// Move of an integer register to the first lane: `vmovd`, `vmovq`
 pub const fn from_integer(wide: bool) -> Opcode {
     opcode(1, 1, 0x6e, wide)
 }
 
-/// The first lane in an integer register: `vmovd`, `vmovq`, whose first operand is the vector.
+/// Move of the first lane to an integer register: `vmovd`, `vmovq`, whose first operand is the vector.
 pub const fn to_integer(wide: bool) -> Opcode {
     opcode(1, 1, 0x7e, wide)
 }
 
-/// An integer register or memory in a lane of so many bytes: `vpinsrb`, `vpinsrw`, `vpinsrd`, `vpinsrq`
+/// Insertion of an integer register or memory in a lane of `lane` bytes: `vpinsrb`, `vpinsrw`, `vpinsrd`,
+/// `vpinsrq`
 pub const fn insert_integer(lane: usize) -> Opcode {
     let of = match lane {
         1 => opcode(3, 1, 0x20, false),
@@ -389,8 +392,8 @@ pub const fn insert_integer(lane: usize) -> Opcode {
     of.of(Unit::Bytes(lane as u8))
 }
 
-/// A lane of so many bytes in an integer register or memory: `vpextrb`, `vpextrw`, `vpextrd`, `vpextrq`,
-/// whose first operand is the vector.
+/// Extraction of a lane of `lane` bytes to an integer register or memory: `vpextrb`, `vpextrw`, `vpextrd`,
+/// `vpextrq`, whose first operand is the vector.
 pub const fn extract_integer(lane: usize) -> Opcode {
     let code = match lane {
         1 => 0x14,
@@ -400,7 +403,7 @@ pub const fn extract_integer(lane: usize) -> Opcode {
     opcode(3, 1, code, lane == 8).of(Unit::Bytes(lane as u8))
 }
 
-/// An integer register in every lane: `vpbroadcastb`, `vpbroadcastw`, `vpbroadcastd`, `vpbroadcastq`
+/// Broadcast of an integer register: `vpbroadcastb`, `vpbroadcastw`, `vpbroadcastd`, `vpbroadcastq`
 pub const fn splat_integer(lane: usize) -> Opcode {
     let code = match lane {
         1 => 0x7a,
@@ -410,7 +413,7 @@ pub const fn splat_integer(lane: usize) -> Opcode {
     evex(2, 1, code, lane == 8)
 }
 
-/// The first lane of so many bytes of a register or of memory in every lane.
+/// Broadcast of the first lane of `lane` bytes of a register or memory.
 pub const fn broadcast_integer(lane: usize) -> Opcode {
     let code = match lane {
         1 => 0x78,
@@ -421,24 +424,24 @@ pub const fn broadcast_integer(lane: usize) -> Opcode {
     opcode(2, 1, code, lane == 8).of(Unit::Bytes(lane as u8))
 }
 
-/// Fused multiply-adds such as `vfmadd132ps`, by the form of their operands and the negations.
+/// Fused multiply-adds such as `vfmadd132ps`, by operand form and negations.
 pub const fn fma(form: u8, negate_product: bool, negate_addend: bool, scalar: bool, wide: bool) -> Opcode {
     let code = 0x98 + form + 2 * negate_addend as u8 + 4 * negate_product as u8 + scalar as u8;
     opcode(2, 1, code, wide)
 }
 
-/// Forms of the above: the first and third operand are multiplied, the second and first, the second and
-/// third.
+/// Operand forms of fused multiply-adds: the multiplied operands are the first and third, the second and
+/// first, or the second and third.
 pub const FORM_132: u8 = 0;
 pub const FORM_213: u8 = 0x10;
 pub const FORM_231: u8 = 0x20;
 
-/// Instructions on masks of sixteen lanes.
+/// Instruction on masks of sixteen lanes.
 const fn mask(code: u8) -> Opcode {
     opcode(1, 0, code, false)
 }
 
-/// The upper half of a mask of sixteen lanes, and two halves as one: `kshiftrw`, `kunpckbw`
+/// Upper half of a mask of sixteen lanes, and concatenation of two halves: `kshiftrw`, `kunpckbw`
 pub const MASK_SHIFT: Opcode = opcode(3, 1, 0x30, true);
 pub const MASK_JOIN: Opcode = opcode(1, 1, 0x4b, false);
 
@@ -453,7 +456,7 @@ pub const MASK_AND: Opcode = mask(0x41);
 pub const MASK_OR: Opcode = mask(0x45);
 pub const MASK_XOR: Opcode = mask(0x47);
 
-/// Comparisons of reals: ordered and less, unordered, ordered.
+/// Predicates of floating-point comparisons: ordered and less, unordered, ordered.
 pub const LESS: u8 = 17;
 pub const UNORDERED: u8 = 3;
 pub const ORDERED: u8 = 7;

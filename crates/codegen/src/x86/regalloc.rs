@@ -1,29 +1,29 @@
-//! Register allocation: exact live ranges, coalescing of copies, then a linear scan that evicts what is used
-//! least.
+//! Register allocation: exact live ranges, coalescing of copies, then a linear scan that evicts the least
+//! used values.
 //!
-//! A live range is a list of segments between positions in the code, holes included, so that a variable's
-//! register is free while the variable is dead. After Wimmer and Mössenböck, "Optimized Interval Splitting in
-//! a Linear Scan Register Allocator" (VEE 2005), without splitting: what does not fit lives in memory, and is
-//! what inner loops use least.
+//! A live range is a list of segments between positions in the code, with holes, so that a variable's
+//! register is free while the variable is dead. Based on Wimmer and Mössenböck, "Optimized Interval Splitting
+//! in a Linear Scan Register Allocator" (VEE 2005), but without splitting: the values that inner loops use
+//! least are spilled as a whole.
 
 use super::encode::{RAX, RDX};
 use super::inst::{Class, Constraints, Lost, MachineFunction, MachineOp, NONE, Reg};
 
-/// Positions within an instruction: it reads, others' registers are clobbered, it writes.
+/// Positions within an instruction: reads, then clobbers, then writes.
 const CLOBBER: u32 = 1;
 const WRITE: u32 = 2;
 const STEP: u32 = 4;
 
-/// A live segment: from a position up to another one.
+/// Live segment, from a position up to another one.
 type LiveSegment = (u32, u32);
 
 /// Location assigned to a virtual register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     Register(u8),
-    /// Spill slot, by the number of the register that it is shared with.
+    /// Spill slot, identified by the virtual register with which it is shared.
     Memory(Reg),
-    /// Never used.
+    /// No location, as the register is never used.
     Nowhere,
 }
 
@@ -32,9 +32,9 @@ pub struct Registers {
     pub n_vectors: u8,
 }
 
-/// Caller-saved first.
+/// Allocatable integer registers, caller-saved first.
 const INTEGERS: [u8; 14] = [0, 1, 2, 6, 7, 8, 9, 10, 11, 3, 12, 13, 14, 15];
-/// The caller-saved ones.
+/// Number of caller-saved registers.
 const N_CALLER_SAVED: usize = 9;
 /// Scratch registers for spilled values.
 pub const INTEGER_SCRATCH: [u8; 2] = [10, 11];
@@ -65,11 +65,11 @@ impl Registers {
     }
 }
 
-/// Live ranges of a set of virtual registers that share one place.
+/// Live range of a set of virtual registers that share one location.
 #[derive(Clone, Default)]
 struct LiveRanges {
     segments: Vec<LiveSegment>,
-    /// Uses and definitions, those in loops counting for more.
+    /// Sum over uses and definitions, with larger weights in loops.
     weight: f64,
 }
 
@@ -84,7 +84,7 @@ impl LiveRanges {
     }
 }
 
-/// Whether two sorted lists of segments have a position in common.
+/// Whether two sorted lists of segments overlap.
 fn overlap(a: &[LiveSegment], b: &[LiveSegment]) -> bool {
     let apart = |a: &[LiveSegment], b: &[LiveSegment]| a.last().is_none_or(|a| b.first().is_none_or(|b| a.1 <= b.0));
     if apart(a, b) || apart(b, a) {
@@ -103,7 +103,7 @@ fn overlap(a: &[LiveSegment], b: &[LiveSegment]) -> bool {
     false
 }
 
-/// Two sorted lists as one, neighbours joined.
+/// Merges two sorted lists, joining adjacent segments.
 fn merge(a: &[LiveSegment], b: &[LiveSegment]) -> Vec<LiveSegment> {
     let mut out: Vec<LiveSegment> = Vec::with_capacity(a.len() + b.len());
     let (mut i, mut j) = (0, 0);
@@ -164,7 +164,7 @@ fn find(leaders: &mut [Reg], v: Reg) -> Reg {
     at
 }
 
-/// Assigns registers in order of first positions; says whether all have one.
+/// Assigns registers in order of first positions; returns whether all have one.
 fn scan(
     class: Class,
     names: &[u8],
@@ -186,7 +186,7 @@ fn scan(
             places[v.at()] = Location::Register(names[at]);
             continue;
         }
-        // Whose owners at this time are worth least together.
+        // Register whose current owners have the least total weight.
         let mut best: Option<(f64, usize)> = None;
         for at in 0..names.len() {
             if overlap(&fixed[Registers::slot(class, names[at])], &range.segments) {
@@ -210,7 +210,7 @@ fn scan(
             _ => in_memory.push(v),
         }
     }
-    // What was evicted may fit elsewhere.
+    // Evicted ranges may fit in other registers.
     in_memory.sort_by(|a, b| ranges[b.at()].cost().total_cmp(&ranges[a.at()].cost()));
     let mut all_fit = true;
     for v in in_memory {
@@ -252,7 +252,7 @@ fn clobbers(f: &MachineFunction) -> [Vec<LiveSegment>; 64] {
     fixed
 }
 
-/// The registers that an instruction uses, a call's arguments included.
+/// Visits the registers that an instruction uses, including a call's arguments.
 fn each_use(f: &MachineFunction, inst: &super::inst::Inst, mut visit: impl FnMut(Reg)) {
     inst.each_use(&mut visit);
     if let MachineOp::Call(number) = inst.op {
@@ -265,7 +265,7 @@ fn each_use(f: &MachineFunction, inst: &super::inst::Inst, mut visit: impl FnMut
     }
 }
 
-/// The virtual registers live at the end of each block, as bits.
+/// Bit sets of the virtual registers live at the end of each block.
 fn liveness(f: &MachineFunction) -> Result<Vec<Vec<u64>>, String> {
     let words = f.virtuals.len().div_ceil(64);
     let n = f.blocks.len();
@@ -320,13 +320,13 @@ fn liveness(f: &MachineFunction) -> Result<Vec<Vec<u64>>, String> {
     Ok(live_out)
 }
 
-/// The live range of each virtual register. Parameters are written before the first instruction.
+/// Live range of each virtual register. Parameters are written before the first instruction.
 fn ranges(f: &MachineFunction, live_out: &[Vec<u64>]) -> Vec<LiveRanges> {
     let mut ranges = vec![LiveRanges::default(); f.virtuals.len()];
-    // Backward, so segments come last first.
+    // Backward, so that segments are in reverse order.
     let n: u32 = f.blocks.iter().map(|b| b.insts.len() as u32).sum();
     let mut end = (n + 1) * STEP;
-    // Where the segment that is open ends.
+    // End of the open segment.
     let mut open = vec![0u32; f.virtuals.len()];
     for (b, block) in f.blocks.iter().enumerate().rev() {
         let start = end - block.insts.len() as u32 * STEP;
@@ -387,7 +387,7 @@ fn ranges(f: &MachineFunction, live_out: &[Vec<u64>]) -> Vec<LiveRanges> {
     ranges
 }
 
-/// Lets both sides of copies share a register where they are never alive together.
+/// Makes both sides of a copy share a register if they are never live at the same time.
 fn coalesce(f: &MachineFunction, leaders: &mut [Reg], ranges: &mut [LiveRanges]) {
     let mut copies: Vec<(usize, Reg, Reg)> = Vec::new();
     for block in &f.blocks {
@@ -426,14 +426,14 @@ mod tests {
     use super::super::opcodes::{PERMUTE_TWO_SINGLE, XOR};
     use super::*;
 
-    /// Contents of each location: the virtual registers whose values are there now.
+    /// Contents of each location: the virtual registers whose values it currently holds.
     type Held = BTreeMap<(u8, u64), BTreeSet<Reg>>;
 
-    /// Carries a function out with names of virtual registers for values; says where one is not where it is
-    /// looked for.
+    /// Executes a function symbolically, with virtual registers as values; the error says where a location
+    /// does not hold the expected value.
     ///
-    /// Source: the checker of regalloc2 (Fallin, 2021), which follows moves too; here each virtual register
-    /// has one place.
+    /// Source: the checker of regalloc2 (Fallin, 2021), which also follows moves; here, each virtual register
+    /// has a single location.
     fn check(f: &MachineFunction, places: &[Location], registers: &Registers) -> Result<(), String> {
         let at = |v: Reg| {
             let place = match places[v.at()] {
@@ -540,7 +540,7 @@ mod tests {
 
     const CLASSES: [Class; 3] = [Class::Integer, Class::Vector, Class::Mask];
 
-    /// Makes an instruction of many kinds on registers of the classes that it takes.
+    /// Creates an instruction of one of many kinds, on registers of suitable classes.
     fn inst(kind: usize, [d, a, b, c]: [usize; 4], n: [usize; 3]) -> (Inst, Option<Call>) {
         let of = |class: usize, at: usize| Reg::new(n[..class].iter().sum::<usize>() + at % n[class]);
         let [int, vec, mask] = [0, 1, 2].map(|class| move |at: usize| of(class, at));
@@ -580,8 +580,8 @@ mod tests {
         (inst, None)
     }
 
-    /// A function whose registers are all set at the start: the numbers of each class, and for each block its
-    /// depth, another successor than the next, and kinds and operands of instructions.
+    /// Function whose registers are all set at the start: the number of registers of each class, and for each
+    /// block its depth, a successor other than the next block, and kinds and operands of instructions.
     type Choices = ([usize; 3], Vec<(usize, Option<usize>, Vec<(usize, [usize; 4])>)>);
 
     fn choices() -> impl Strategy<Value = Choices> {
@@ -608,7 +608,7 @@ mod tests {
                     inst.op = MachineOp::Call(f.calls.len());
                     f.calls.push(call);
                 }
-                // What must differ from its operands is never one of them where instructions are selected.
+                // Instruction selection never uses as operands the results that must differ from them.
                 let Constraints { reads_late, writes_early, .. } = inst.constraints();
                 if !(reads_late || writes_early) || !inst.uses.contains(&inst.def) {
                     block.insts.push(inst);
@@ -631,7 +631,7 @@ mod tests {
             prop_assert_eq!(check(&f, &places, &registers), Ok(()));
         }
 
-        /// The checker sees what is wrong: two values that are both needed later do not fit one register.
+        /// Checks that the checker detects an error: two values that are both live in one register.
         #[test]
         fn a_shared_register_is_seen(choices in choices()) {
             let mut f = function(&choices);

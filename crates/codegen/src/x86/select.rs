@@ -1,8 +1,8 @@
-//! Instruction selection: from values to instructions of the machine with virtual registers.
+//! Instruction selection, from values to machine instructions with virtual registers.
 //!
-//! One pass over the blocks in the order of the code. What only shapes an operand of one instruction (an
-//! address, a load or broadcast used once, a negated factor) is not written where it stands but folded in
-//! there.
+//! A single pass over the blocks in code order. Values that only form an operand of one instruction (an
+//! address, a load or broadcast used once, a negated factor) are not emitted at their definition but folded
+//! into that instruction.
 
 mod integer;
 mod integer_lanes;
@@ -42,7 +42,7 @@ impl ConstantPool {
     }
 }
 
-/// Selects the instructions of a function; `outside` tells by index which functions are external.
+/// Selects the instructions of a function; `outside` says by index which functions are external.
 pub fn select(
     f: &ssa::Function,
     machine: CpuFeatures,
@@ -102,31 +102,31 @@ struct Selector<'f> {
     pool: &'f mut ConstantPool,
     out: MachineFunction,
     n_uses: Vec<u32>,
-    /// Block and place of each value's instruction, and of its last user.
+    /// Block and position of each value's instruction, and of its last user.
     def_at: Vec<Option<(usize, usize)>>,
     user_at: Vec<Option<(usize, usize)>>,
-    /// Bytes of the widest vector that each scalar fills.
+    /// Size in bytes of the widest vector to which each scalar is broadcast.
     splat_width: Vec<usize>,
-    /// The virtual register of each value.
+    /// Virtual register of each value.
     regs: Vec<Reg>,
-    /// Offset of each piece of stack memory.
+    /// Offset of each stack allocation.
     stack_at: HashMap<Id, usize>,
-    /// The value that each is another name for.
+    /// Value of which each value is an alias.
     same_as: Vec<Id>,
-    /// Number of instructions before each that may write memory, by block.
+    /// Number of instructions that may write memory before each instruction, by block.
     n_stores: Vec<Vec<u32>>,
     /// Position of each block.
     place: Vec<usize>,
     /// First position of the outermost loop around each position.
     outer_loops: Vec<Option<usize>>,
     constants: HashMap<(i32, usize, ConstantRegion), Reg>,
-    /// Parts of 16 bytes taken from vectors in this block.
+    /// 16-byte parts of vectors extracted in this block.
     quads: HashMap<(Id, usize), Reg>,
     at: (usize, usize),
     block: BasicBlock,
 }
 
-/// Bytes of the register that a type's values are in.
+/// Register size in bytes for values of a type.
 fn width(ty: Type) -> usize {
     ty.bytes().max(16)
 }
@@ -141,7 +141,7 @@ fn class_of(ty: Type) -> Class {
 }
 
 impl Selector<'_> {
-    // What is known before.
+    // Analyses before selection.
 
     fn prepare(&mut self) {
         for (b, block) in self.f.blocks.iter().enumerate() {
@@ -175,7 +175,7 @@ impl Selector<'_> {
         }
     }
 
-    /// The register that has a scalar in all lanes, where it was loaded so.
+    /// Register with a scalar in all lanes, if it was loaded with a broadcast.
     fn loaded_splat(&self, id: Id) -> Option<Reg> {
         let x = self.splat_of(id).filter(|_| width(self.ty(id)) <= self.native())?;
         let is_variable = |id: Id| matches!(self.op_of(id), Some(Ssa::Variable(_)));
@@ -206,7 +206,7 @@ impl Selector<'_> {
         }
     }
 
-    /// Bytes of the machine's vectors.
+    /// Size in bytes of the machine's vectors.
     fn native(&self) -> usize {
         if self.has_masks { 64 } else { 32 }
     }
@@ -251,29 +251,29 @@ impl Selector<'_> {
 
     // Folding.
 
-    /// Only use of a value, if that is in its own block.
+    /// Only use of a value, if it is in the same block.
     fn only_user(&self, id: Id) -> Option<(usize, usize)> {
         let (b, _) = self.def_at[id.at()]?;
         let (block, i) = self.user_at[id.at()]?;
         (self.n_uses[id.at()] == 1 && block == b).then_some((block, i))
     }
 
-    /// The scalar that fills all lanes of a vector.
+    /// Scalar that is broadcast to a vector.
     fn splat_of(&self, id: Id) -> Option<Id> {
         let inst = self.instruction(id)?;
         (inst.op == Ssa::Splat).then(|| inst.operands[0])
     }
 
-    /// Whether an instruction takes short integers from memory as it takes them from registers.
+    /// Whether an instruction accepts narrow integers from memory as well as from registers.
     fn takes_short_memory(op: &Ssa) -> bool {
         matches!(op, Ssa::ExtendSigned | Ssa::ExtendUnsigned | Ssa::Splat | Ssa::Insert(_))
     }
 
-    /// Whether a value is written where it is used, not where it stands.
+    /// Whether a value is folded into its use instead of being emitted at its definition.
     fn is_folded(&self, id: Id) -> bool {
         let Some(inst) = self.instruction(id) else { return false };
         match &inst.op {
-            // Addresses of lanes belong to the instruction that goes there.
+            // Lane addresses belong to the instruction that accesses them.
             Ssa::Element(_) => self.ty(id).lanes > 1 || self.integer(inst.operands[1]).is_some(),
             Ssa::Stack(_) => true,
             Ssa::Insert(_) | Ssa::Splat | Ssa::Compare(_) | Ssa::FNeg => self.only_user(id).is_some(),
@@ -297,7 +297,8 @@ impl Selector<'_> {
         }
     }
 
-    /// The instruction that a value used once ends up in, through those that are folded themselves.
+    /// Instruction into which a value used once is finally folded, through instructions that are folded
+    /// themselves.
     fn final_user(&self, id: Id) -> Option<(usize, usize)> {
         let (block, at) = self.only_user(id)?;
         let user = &self.f.blocks[block][at];
@@ -305,18 +306,18 @@ impl Selector<'_> {
             (Ssa::Insert(_) | Ssa::Splat | Ssa::FNeg, Some(result)) if self.only_user(result).is_some() => {
                 self.final_user(result)
             }
-            // What is written at the end of the block comes after everything in it.
+            // Copies for phis are emitted at the end of the block.
             (Ssa::Phi(_), _) => None,
             _ => Some((block, at)),
         }
     }
 
-    /// A value as memory operand of an instruction on its type, where it can be one.
+    /// Folds a value to a memory operand of an instruction on its type, if possible.
     fn folded_operand(&mut self, asked: Id) -> Option<MemoryOperand> {
         self.folded_of(asked, 16)
     }
 
-    /// A value as memory operand of an instruction that reads no more than its lanes.
+    /// Folds a value to a memory operand of an instruction that reads exactly its lanes.
     fn folded_part(&mut self, id: Id) -> Option<MemoryOperand> {
         self.folded_of(id, 0)
     }
@@ -341,7 +342,7 @@ impl Selector<'_> {
         Some(MemoryOperand { memory, broadcast })
     }
 
-    /// The memory that a pointer leads to.
+    /// Memory address of a pointer.
     fn address(&mut self, pointer: Id) -> Result<MemoryAddress, String> {
         let mut at = self.same_as[pointer.at()];
         let mut disp = 0i64;
@@ -401,7 +402,7 @@ impl Selector<'_> {
         self.outer_loops[at].map_or(ConstantRegion::Block(at), ConstantRegion::Loop)
     }
 
-    /// A register that holds a constant of the pool, set before the outermost loop.
+    /// Register with a constant of the pool, set before the outermost loop.
     fn pooled(&mut self, bytes: &[u8], class: Class) -> Reg {
         let at = self.pool.place(bytes);
         let key = (at, bytes.len(), self.region());
@@ -423,13 +424,13 @@ impl Selector<'_> {
         self.pooled(&bytes, Class::Vector)
     }
 
-    /// A vector with the same bits in every lane.
+    /// Vector constant with the same bits in every lane.
     fn splat_constant(&mut self, bits: u64, ty: Type) -> Reg {
         let lanes = width(ty) / ty.kind.bytes();
         self.constant_register(&vec![bits; lanes], ty.kind)
     }
 
-    /// The register of a value, written now where it was folded.
+    /// Register of a value, which is emitted now if it was folded.
     fn reg(&mut self, id: Id) -> Result<Reg, String> {
         let id = self.same_as[id.at()];
         let ty = self.ty(id);
@@ -465,7 +466,7 @@ impl Selector<'_> {
         }
     }
 
-    /// Writes a folded value to a register of its own.
+    /// Emits a folded value to a new register.
     fn write_out(&mut self, id: Id) -> Result<Reg, String> {
         let f = self.f;
         let (b, i) = self.def_at[id.at()].expect("folded values have instructions");
@@ -532,7 +533,7 @@ impl Selector<'_> {
     fn instruction_at(&mut self, b: BlockId, inst: &ssa::Instruction) -> Result<(), String> {
         let is_long = |id: &Id| match class_of(self.ty(*id)) {
             Class::Integer => false,
-            // Addresses of lanes are never in a register.
+            // Lane addresses are never in a register.
             Class::Vector => self.ty(*id).bytes() > self.native() && !matches!(self.op_of(*id), Some(Ssa::Element(_))),
             Class::Mask => self.ty(*id).lanes > 16,
         };
@@ -566,7 +567,7 @@ impl Selector<'_> {
                 if class_of(self.ty(result)) != class_of(self.ty(from)) {
                     return self.move_bits(result, from);
                 }
-                // A folded one is written here: its user looks at this one.
+                // The source, if folded, is emitted here, as the user refers to this value.
                 if self.is_folded(from) {
                     self.regs[result.at()] = self.reg(from)?;
                 } else {
@@ -588,7 +589,7 @@ impl Selector<'_> {
             (&inst.op, self.splat_width[result.at()], class_of(self.ty(result)))
             && !matches!(self.op_of(inst.operands[0]), Some(Ssa::Variable(_)))
         {
-            // A load to all lanes costs what one to the first does.
+            // A broadcast load costs the same as a scalar load.
             let d = self.virtual_register(Class::Vector, w);
             let memory = self.address(inst.operands[0])?;
             let op = lanes::broadcast(self.ty(result).kind, w);
@@ -602,7 +603,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Moves bits between kinds of registers.
+    /// Moves bits between register classes.
     fn move_bits(&mut self, result: Id, from: Id) -> Result<(), String> {
         let (ty, of) = (self.ty(result), self.ty(from));
         let op = match (class_of(of), class_of(ty)) {
@@ -617,7 +618,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// The register that an instruction's result is in already.
+    /// Register that already holds an instruction's result.
     fn renamed(&mut self, id: Id, inst: &ssa::Instruction) -> Result<Option<Reg>, String> {
         if let Some(splat) = self.loaded_splat(id) {
             return Ok(Some(splat));
@@ -639,7 +640,7 @@ impl Selector<'_> {
 
     fn branch(&mut self, b: BlockId, cond: Id, then: BlockId, otherwise: BlockId) -> Result<(), String> {
         if let Some(cond) = self.constant(cond) {
-            // The other way is not taken; its blocks stay.
+            // The other branch is never taken; its blocks stay.
             let to = if cond[0] != 0 { then } else { otherwise };
             self.copies(b, to, false)?;
             self.emit(Inst::new(MachineOp::Jump(self.place[to.at()]), NONE, &[], 0));
@@ -653,7 +654,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Sets the flags and says what holds where a boolean does.
+    /// Sets the flags for a boolean, and returns the condition code under which it is true.
     fn flags(&mut self, cond: Id) -> Result<ConditionCode, String> {
         let cond = self.same_as[cond.at()];
         if self.is_folded(cond) {
@@ -687,7 +688,7 @@ impl Selector<'_> {
         Ok(ConditionCode::NotEqual)
     }
 
-    /// Sets the phis of a block that comes next. Leaves the flags alone.
+    /// Sets the phis of a successor, without changing the flags.
     fn copies(&mut self, b: BlockId, to: BlockId, is_one_of_two: bool) -> Result<(), String> {
         let f = self.f;
         let phis: Vec<(Id, Id)> = f.blocks[to.at()]
@@ -720,7 +721,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Writes one instruction that brings a value to a register.
+    /// Emits one instruction that moves a value to a register.
     fn copy_into(&mut self, d: Reg, value: Id) -> Result<(), String> {
         let ty = self.ty(value);
         let bytes = if class_of(ty) == Class::Vector { width(ty) } else { 8 };
@@ -775,7 +776,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// A mask for lanes of so many bytes.
+    /// Mask for lanes of `lane_bytes` bytes.
     fn mask(&mut self, id: Id, lane_bytes: usize) -> Result<Reg, String> {
         let mask = self.reg(id)?;
         if self.has_masks || lane_bytes == 4 {
@@ -792,8 +793,8 @@ impl Selector<'_> {
         Ok(narrowed)
     }
 
-    /// A mask for memory operations, which must not have lanes set beyond those of its type: of a part of a
-    /// vector it is computed as one of a whole vector, and may.
+    /// Mask for memory operations, in which lanes beyond the type must not be set. The mask of a partial
+    /// vector is computed as that of a whole one and may have such lanes, which are cleared.
     fn memory_mask(&mut self, id: Id, ty: Type) -> Result<Reg, String> {
         let (lane, lanes) = (ty.kind.bytes(), self.ty(id).lanes);
         if !self.has_masks && lane < 4 {
@@ -813,7 +814,7 @@ impl Selector<'_> {
         Ok(self.emit_new(MachineOp::Binary(AND), Class::Vector, &[mask, existing], 16))
     }
 
-    /// The address that lanes are counted from, their numbers, and the mask, which will be lost.
+    /// Base address of lanes, their offsets, and a copy of the mask, which will be clobbered.
     fn lane_addresses(&mut self, pointers: Id, mask: Id, ty: Type) -> Result<(MemoryAddress, Reg, Reg), String> {
         if !self.has_masks {
             return Err("gathered lanes".into());
@@ -885,7 +886,7 @@ impl Selector<'_> {
                     let from = (0..header).rev().find(|b| self.out.blocks[*b].successors.contains(&header));
                     let block = from.unwrap_or(0);
                     let insts = &self.out.blocks[block].insts;
-                    // Before the flags are set.
+                    // Constants are set before the flags.
                     let sets_flags = |i: &Inst| {
                         matches!(
                             i.op,

@@ -1,5 +1,5 @@
-//! Operations on integers, alone and in lanes, against arithmetic written here: each is a function of three
-//! operands in memory.
+//! Operations on integers, scalar and in lanes, compared with reference arithmetic. Each is a function of
+//! three operands in memory.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
@@ -9,7 +9,7 @@ use crate::loader;
 use crate::ssa::build::Builder;
 use crate::ssa::{Compare, Id, LaneKind, SsaOp, Type};
 
-/// Targets whose code this machine runs.
+/// Targets whose code this machine can run.
 fn targets() -> Vec<Target> {
     let mut all = Vec::new();
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -21,12 +21,12 @@ fn targets() -> Vec<Target> {
     all
 }
 
-/// Bytes of a target's vectors.
+/// Size in bytes of a target's vectors.
 fn native(target: &Target) -> usize {
     target.vector_bits as usize / 8
 }
 
-/// The function `(result, operands)` that stores a value computed of operands in memory.
+/// Function `(result, operands)` that stores a value computed from operands in memory.
 fn function(
     target: &Target,
     operands: &[Type],
@@ -49,7 +49,7 @@ fn run(code: &loader::LoadedCode, operands: &[Vec<u8>], n_bytes: usize) -> Vec<u
     const BEHIND: usize = 64;
     let mut result = vec![0xa5; n_bytes + BEHIND];
     let at = |at: usize| operands.get(at).map_or(std::ptr::null(), |bytes| bytes.as_ptr());
-    // SAFETY: the function has this type, reads as many bytes as the operands have, and writes the result.
+    // SAFETY: the function has this type, reads exactly the bytes of the operands, and writes the result.
     unsafe {
         let f: unsafe extern "C" fn(*mut u8, *const u8, *const u8, *const u8) =
             std::mem::transmute(code.symbol("f").expect("it is exported"));
@@ -60,7 +60,7 @@ fn run(code: &loader::LoadedCode, operands: &[Vec<u8>], n_bytes: usize) -> Vec<u
     result
 }
 
-/// Random integers, a third of them ends of types.
+/// Random integers, a third of which are extremes of types.
 struct Random(SplitMix64);
 
 impl Random {
@@ -83,7 +83,7 @@ fn bits(kind: LaneKind) -> u32 {
     8 * kind.bytes() as u32
 }
 
-/// The number that the low bits of another one are, signed or not.
+/// Low bits of a number, as a signed or unsigned number.
 fn cut(kind: LaneKind, x: i128, signed: bool) -> i128 {
     let all = x & ((1 << bits(kind)) - 1);
     if signed && all >> (bits(kind) - 1) != 0 { all - (1 << bits(kind)) } else { all }
@@ -93,12 +93,12 @@ fn bytes(kind: LaneKind, x: i128) -> Vec<u8> {
     x.to_le_bytes()[..kind.bytes()].to_vec()
 }
 
-/// Checks a value of integers against the reference of a lane, whose operands are signed; a scalar operand
-/// is the same for all lanes.
+/// Checks an integer value against a reference for each lane, whose operands are signed; a scalar operand is
+/// the same for all lanes.
 fn check(operands: &[Type], result: Type, value: &dyn Fn(&Builder, &[Id]) -> Id, reference: &dyn Fn(&[i128]) -> i128) {
     let mut random = Random(SplitMix64::seed_from_u64(7));
     for target in targets() {
-        // Longer ones than registers are computed with in halves.
+        // Vectors wider than registers are split into halves.
         if operands.iter().chain([&result]).any(|ty| ty.bytes() > 2 * native(&target)) {
             continue;
         }
@@ -127,7 +127,7 @@ fn check(operands: &[Type], result: Type, value: &dyn Fn(&Builder, &[Id]) -> Id,
     }
 }
 
-/// A function of two integers.
+/// Function of two integers.
 type Function<T> = fn(i128, i128) -> T;
 
 const LANES: [usize; 5] = [1, 2, 4, 8, 16];
@@ -179,7 +179,7 @@ fn shifts_move_zeros_or_signs_in() {
     }
 }
 
-/// Each lane by its own number of bits.
+/// Checks shifts of each lane by a separate number of bits.
 #[test]
 fn shifts_may_be_by_variables() {
     for ty in types() {
@@ -192,7 +192,7 @@ fn shifts_may_be_by_variables() {
         };
         check(&[ty, ty], ty, &shift(SsaOp::ShiftLeft), &|x| x[0] << (x[1] & (width - 1)));
         check(&[ty, ty], ty, &shift(SsaOp::ShiftUnsigned), &|x| cut(ty.kind, x[0], false) >> (x[1] & (width - 1)));
-        // AVX2 has no signed ones of 64 bits in lanes.
+        // AVX2 has no signed shifts of 64-bit lanes.
         if ty.kind == LaneKind::I32 || ty.lanes == 1 {
             check(&[ty, ty], ty, &shift(SsaOp::ShiftSigned), &|x| x[0] >> (x[1] & (width - 1)));
         }
@@ -219,7 +219,7 @@ fn comparisons_choose() {
             };
             check(&[ty, ty], ty, &small, &|x| if holds(x[0], 127) && x[1] >= x[0] { x[1] } else { x[0] });
         }
-        // The numbers of one width choose between those of another.
+        // Comparisons of one width select between values of another.
         for n in LANES {
             for (of, ty) in [(Type::I32, Type::I64), (Type::I64, Type::I32)].map(|(a, b)| (a.vector(n), b.vector(n))) {
                 let choose = |m: &Builder, x: &[Id]| m.select(m.compare(how, x[0], x[1]), x[2], m.zero(ty));
@@ -260,7 +260,7 @@ fn widths_change() {
                     continue;
                 }
                 check(&[long], short, &|m, x| m.truncate(x[0], short), &|x| x[0]);
-                // Of a register, and used twice.
+                // From a register, used twice.
                 let twice = |m: &Builder, x: &[Id]| {
                     let cut = m.truncate(x[0], short);
                     m.binary(SsaOp::Xor, m.extend(cut, long, true), m.extend(cut, long, false))
@@ -278,7 +278,7 @@ fn scalars_fill_vectors_and_leave_them() {
             let ty = scalar.vector(*n);
             check(&[scalar], ty, &|m, x| m.splat(x[0], *n), &|x| x[0]);
             let lanes = |m: &Builder, x: &[Id]| {
-                // Of memory, and of a register.
+                // From memory, and from a register.
                 let all = (0..*n).fold(m.undefined(ty), |all, lane| m.insert(all, x[lane % 2], lane));
                 let last = m.extract(x[2], n - 1);
                 m.insert(all, last, n / 2)
@@ -290,7 +290,7 @@ fn scalars_fill_vectors_and_leave_them() {
                 let first = |m: &Builder, x: &[Id]| m.extract(x[2], 0);
                 let code = function(&target, &[scalar, scalar, ty], &lanes);
                 let first = function(&target, &[scalar, scalar, ty], &first).unwrap();
-                // Short lanes are replaced within 16 bytes.
+                // Narrow lanes can be replaced only within 16 bytes.
                 let Ok(code) = code else {
                     assert!(ty.kind.bytes() < 4 && ty.bytes() > 16, "{ty:?} on {target}: {}", code.err().unwrap());
                     continue;
@@ -308,7 +308,7 @@ fn scalars_fill_vectors_and_leave_them() {
     }
 }
 
-/// Masks that are computed, of parts of vectors too, in which lanes beyond the type's are set.
+/// Checks computed masks, including those of partial vectors, in which lanes beyond the type are set.
 #[test]
 fn masks_have_no_lanes_beyond_their_types() {
     for scalar in [Type::I8, Type::I16, Type::I32, Type::I64] {
@@ -350,7 +350,7 @@ fn masks_have_no_lanes_beyond_their_types() {
     }
 }
 
-/// More values than registers, so that all kinds are spilled and read from where they are.
+/// Checks code with more values than registers, so that values of all kinds are spilled and read from memory.
 #[test]
 fn short_values_survive_in_memory() {
     for scalar in [Type::I8, Type::I16, Type::I32] {
@@ -421,7 +421,7 @@ fn numbers_become_integers() {
     }
 }
 
-/// The finite f16 numbers by their bits.
+/// Finite f16 numbers with their bits.
 fn halves() -> impl Iterator<Item = (u16, f64)> {
     (0..=u16::MAX).filter(|bits| bits >> 10 & 31 < 31).map(|bits| {
         let (sign, exponent, fraction) = (bits >> 15, i32::from(bits >> 10 & 31), f64::from(bits & 1023));
@@ -436,7 +436,7 @@ fn halves() -> impl Iterator<Item = (u16, f64)> {
 #[test]
 fn f16_numbers_are_f32_numbers_and_the_nearest_of_these() {
     let all: Vec<(u16, f64)> = halves().collect();
-    // Numbers of one sign with the largest last, and one beyond that counts as infinite.
+    // Positive numbers, the largest last, followed by the one that stands for infinity.
     let known: Vec<(u16, f64)> =
         all.iter().copied().filter(|(bits, _)| *bits < 0x8000).chain([(0x7c00, 65536.0)]).collect();
     let nearest = |x: f64| {
@@ -456,7 +456,7 @@ fn f16_numbers_are_f32_numbers_and_the_nearest_of_these() {
                 let memory = of_lanes.iter().flat_map(|(bits, _)| bits.to_le_bytes()).collect();
                 let expected: Vec<u8> = of_lanes.iter().flat_map(|(_, x)| (*x as f32).to_le_bytes()).collect();
                 assert_eq!(run(&widened, &[memory], 4 * n), expected, "{of_lanes:?} on {target}");
-                // Halfway to the next, a little less, and a little more.
+                // Halfway to the next number, slightly less, and slightly more.
                 for step in [0.5f32, 0.499, 0.501, 0.0] {
                     let between = |x: f64| (x + f64::from(step) * (x.abs() / 1024.0).max(2f64.powi(-24))) as f32;
                     let x: Vec<f32> = of_lanes.iter().map(|(_, x)| between(*x)).collect();

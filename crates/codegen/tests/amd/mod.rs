@@ -1,4 +1,4 @@
-//! Machine code of kernels for AMD's GPUs, and the linker that makes it.
+//! Machine code of kernels for AMD GPUs, and the linker for it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use tilewright_codegen::{Emit, compile_gpu, emit_gpu};
 use tilewright_ir::{GpuProgram, Target};
 
-/// The linker that comes with the toolchain, where it does.
+/// Linker of the toolchain, if it has one.
 fn linker() -> Option<PathBuf> {
     let rustc = Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
     let sysroot = PathBuf::from(String::from_utf8(rustc.stdout).ok()?.trim());
@@ -23,10 +23,11 @@ pub struct Made {
     pub shared_bytes: u64,
 }
 
-/// Makes code of kernels for a GPU in a folder, links it where there is a linker, and says what each needs.
+/// Compiles kernels for a GPU in a folder, links them if there is a linker, and returns the resources of
+/// each.
 ///
 /// # Errors
-/// If there is no code, or the linker refuses it.
+/// If compilation or linking fails.
 pub fn link(program: &GpuProgram, gpu: &str, folder: &Path) -> Result<Vec<Made>, String> {
     let target = Target::named(gpu).unwrap();
     let text = emit_gpu(program, &target, Emit::Asm).map_err(|why| why.to_string())?.0;

@@ -1,4 +1,4 @@
-//! A packed, register-tiled matrix product as a lowered program.
+//! Packed, register-tiled matrix product as a lowered program.
 
 use super::*;
 
@@ -9,23 +9,23 @@ pub struct Gemm {
     pub m: i64,
     pub n: i64,
     pub k: i64,
-    /// Register tile: rows, vectors, lanes a vector.
+    /// Register tile: rows, vectors, lanes per vector.
     pub mr: i64,
     pub nv: i64,
     pub lanes: i64,
-    /// Steps of k in the innermost loop's body.
+    /// Number of steps of k in the innermost loop's body.
     pub ku: i64,
     /// Cache blocks; each must divide its size.
     pub mc: i64,
     pub kc: i64,
     pub nc: i64,
-    /// Copy A to panels `[m/mr, k, mr]`, else to rows `[m, k]`, else not at all.
+    /// Layout of A: panels `[m/mr, k, mr]`, copied rows `[m, k]`, or no copy.
     pub a: ALayout,
-    /// Pack B in the prepare part.
+    /// Whether B is packed in the prepare part.
     pub prepacked: bool,
-    /// Spread the blocks of rows over threads.
+    /// Whether blocks of rows are distributed over threads.
     pub parallel: bool,
-    /// Prefetch this many steps of k ahead in B.
+    /// Number of steps of k by which B is prefetched ahead.
     pub prefetch: i64,
 }
 
@@ -188,7 +188,7 @@ impl Gemm {
         p
     }
 
-    /// Floating-point operations of one run.
+    /// Number of floating-point operations of one run.
     pub fn flops(&self) -> f64 {
         2.0 * (self.m * self.n * self.k) as f64
     }

@@ -1,4 +1,4 @@
-//! Helpers of the tests and the example: building programs by hand and running kernels on guarded memory.
+//! Helpers of the tests and the example, for building programs by hand and running kernels on guarded memory.
 #![allow(dead_code)]
 
 pub mod gemm;
@@ -11,7 +11,7 @@ use tilewright_ir::reference::random_argument;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Buffer, BufferId, DType, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
 
-/// A loop variable or constant as an index.
+/// Converts a loop variable or constant to an index.
 pub fn ix(x: impl Into<Index>) -> Index {
     x.into()
 }
@@ -89,12 +89,12 @@ pub fn temporary(p: &mut Program, name: &str, dtype: DType, shape: &[i64], scope
     buffer(p, name, dtype, shape, scope, Role::Temporary)
 }
 
-/// The types of floating-point elements, with their names.
+/// Floating-point element types, with their names.
 pub fn dtypes() -> impl Iterator<Item = (DType, &'static str)> {
     DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_float())
 }
 
-/// The machine of the tests.
+/// Target of the test machine.
 pub fn host() -> Target {
     // A build without LLVM does not know the CPU's name.
     let (cpu, features) = host_cpu().unwrap_or_else(level);
@@ -122,7 +122,7 @@ pub fn host() -> Target {
     }
 }
 
-/// The level of x86-64 that this machine has, with the features that [`host`] looks for.
+/// x86-64 level of this machine, with the features that [`host`] checks.
 fn level() -> (String, String) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512vl") {
@@ -133,7 +133,7 @@ fn level() -> (String, String) {
     ("x86-64".into(), String::new())
 }
 
-/// The targets whose code this machine can run.
+/// Targets whose code this machine can run.
 pub fn targets() -> Vec<Target> {
     let host = host();
     let mut all = vec![host.clone()];
@@ -144,14 +144,14 @@ pub fn targets() -> Vec<Target> {
             }
         }
         if host.vector_bits == 256 {
-            // What is generated for 512 bits, in two halves: masked tails and all.
+            // Code for 512 bits in two halves, including masked tails.
             all.push(Target { vector_bits: 512, ..Target::named("x86-64-v3").unwrap() });
         }
     }
     all
 }
 
-/// Memory that ends, up to its alignment, at a page that faults.
+/// Memory that ends, up to its alignment, at an inaccessible page.
 pub struct Guarded {
     mapping: *mut u8,
     len: usize,
@@ -167,7 +167,7 @@ impl Guarded {
         Guarded::with(bytes, bytes.next_multiple_of(64))
     }
 
-    /// Memory at a multiple of so many bytes that is none of a larger power of two.
+    /// Allocates memory at a multiple of `align` bytes, but not of a larger power of two.
     pub fn barely_aligned(bytes: usize, align: usize) -> Guarded {
         let rounded = bytes.next_multiple_of(align);
         Guarded::with(bytes, if rounded.is_multiple_of(2 * align) { rounded + align } else { rounded })
@@ -175,7 +175,7 @@ impl Guarded {
 
     fn with(bytes: usize, rounded: usize) -> Guarded {
         let len = rounded.next_multiple_of(PAGE) + 2 * PAGE;
-        // SAFETY: a fresh mapping whose first and last page are then made inaccessible.
+        // SAFETY: this creates a new mapping, whose first and last page are then made inaccessible.
         unsafe {
             let mapping = libc::mmap(
                 std::ptr::null_mut(),
@@ -201,7 +201,7 @@ impl Guarded {
 
     /// Whether nothing was written around the memory.
     pub fn is_intact(&self) -> bool {
-        // SAFETY: between the first and the last page.
+        // SAFETY: the range lies between the first and the last page.
         unsafe {
             let readable = std::slice::from_raw_parts(self.mapping.add(PAGE), self.len - 2 * PAGE);
             let at = self.start as usize - self.mapping as usize - PAGE;
@@ -210,24 +210,24 @@ impl Guarded {
     }
 
     pub fn fill(&self, bytes: &[u8]) {
-        // SAFETY: the memory, which nobody else uses meanwhile.
+        // SAFETY: the slice covers the memory, to which there are no other references.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }.copy_from_slice(bytes);
     }
 
     pub fn read(&self) -> Vec<u8> {
-        // SAFETY: the memory, which nobody writes to meanwhile.
+        // SAFETY: the slice covers the memory, which is not written in the meantime.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }.to_vec()
     }
 }
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: our mapping.
+        // SAFETY: `self` owns the mapping.
         unsafe { libc::munmap(self.mapping.cast(), self.len) };
     }
 }
 
-/// A small generator of numbers in -1..1.
+/// Simple generator of numbers in -1..1.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -237,7 +237,7 @@ impl Numbers {
     }
 }
 
-/// Arguments of a program: random inputs, outputs that are not numbers.
+/// Arguments of a program: random inputs, and outputs filled with NaN.
 pub fn arguments(p: &Program) -> Vec<Vec<f64>> {
     let mut numbers = Numbers(7);
     p.arguments()
@@ -252,7 +252,7 @@ pub fn arguments(p: &Program) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// Two threads; iterations alternate.
+/// Runtime with two threads, which alternate iterations.
 pub fn two_threads() -> Runtime {
     unsafe extern "C" fn run(
         _: *mut c_void,
@@ -265,7 +265,7 @@ pub fn two_threads() -> Runtime {
             for thread in 0..2 {
                 s.spawn(move || {
                     for i in (thread..n).step_by(2) {
-                        // SAFETY: the kernel passed both.
+                        // SAFETY: the kernel passed both the function and its environment.
                         unsafe { body(env as *mut c_void, i, thread) };
                     }
                 });
@@ -275,7 +275,7 @@ pub fn two_threads() -> Runtime {
     Runtime { context: std::ptr::null_mut(), parallel_for: run }
 }
 
-/// Runs a kernel on guarded memory and returns all arguments after it.
+/// Runs a kernel on guarded memory and returns all arguments afterwards.
 pub fn run(
     p: &Program,
     kernel: &CompiledKernel,
@@ -294,7 +294,7 @@ pub fn run(
     dtypes().zip(&after).map(|(dtype, bytes)| dtype.read(bytes)).collect()
 }
 
-/// Runs a kernel as [`run`] does, on arguments as they lie in memory.
+/// Runs a kernel like [`run`], on arguments given as bytes.
 pub fn run_bytes(
     p: &Program,
     kernel: &CompiledKernel,
@@ -319,7 +319,7 @@ pub fn run_bytes(
     let scratch = Guarded::new((kernel.scratch_bytes(n_threads)).next_multiple_of(SCRATCH_ALIGN) as usize);
     let pointers: Vec<*mut u8> = held.iter().map(Guarded::ptr).collect();
     let kept_pointers: Vec<*mut u8> = kept.iter().map(Guarded::ptr).collect();
-    // SAFETY: memory of the sizes asked for.
+    // SAFETY: the memory has the required sizes.
     unsafe {
         kernel.prepare(&pointers, &kept_pointers, scratch.ptr(), runtime);
         kernel.run(&pointers, &kept_pointers, scratch.ptr(), runtime);
@@ -336,7 +336,7 @@ pub fn compare(p: &Program, target: &Target, got: &[Vec<f64>], expected: &[Vec<f
         let tolerance = match b.dtype {
             DType::F64 => 1e-12,
             DType::F32 => 2e-5,
-            // The next number.
+            // Distance to the next number.
             halves => 2.0 * halves.unit(),
         };
         let scale = expected.iter().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
@@ -347,7 +347,8 @@ pub fn compare(p: &Program, target: &Target, got: &[Vec<f64>], expected: &[Vec<f
     }
 }
 
-/// Compares the kernel with the interpreter on every target that runs here, on one thread and on two.
+/// Compares the kernel with the interpreter on every target that this machine can run, on one thread and on
+/// two.
 pub fn check(p: &Program) {
     for target in targets() {
         check_on(p, &target);
@@ -358,7 +359,7 @@ pub fn check_on(p: &Program, target: &Target) {
     check_kernels(p, target, kernels(p, target));
 }
 
-/// Checks a program, as [`check_on`] does, on arguments aligned to their elements and no more.
+/// Checks a program like [`check_on`], on arguments aligned to their elements only.
 pub fn check_barely_aligned(p: &Program, target: &Target) {
     check_kernels(p, target, kernels_of(p, Compiler::for_arguments(target.clone(), ArgumentAlign::Elements)));
 }
@@ -373,7 +374,7 @@ fn check_kernels(p: &Program, target: &Target, kernels: Vec<CompiledKernel>) {
     }
 }
 
-/// The kernel that LLVM makes of a program and, where it serves the target, that of our own back end.
+/// Kernels of a program compiled by LLVM and, if it supports the target, by the fast back end.
 pub fn kernels(p: &Program, target: &Target) -> Vec<CompiledKernel> {
     kernels_of(p, Compiler::new(target.clone()))
 }
@@ -390,7 +391,7 @@ fn kernels_of(p: &Program, mut compiler: Compiler) -> Vec<CompiledKernel> {
     kernels
 }
 
-/// Code without a loop: `n` sums, eight at a time.
+/// Program without a loop, which computes `n` sums, eight at a time.
 pub fn row_of_sums(n: i64) -> Program {
     let mut p = program(&format!("a row of {n} sums"));
     let a = input(&mut p, "A", DType::F32, &[n]);

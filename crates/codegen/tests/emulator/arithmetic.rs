@@ -1,15 +1,15 @@
-//! Arithmetic of instructions, on the bits of registers.
+//! Arithmetic of instructions on register bits.
 
 use tilewright_ir::DType;
 
 use super::{Code, Compute, Relation, Rounding, Ty};
 
-/// The lower bits.
+/// Low bits of a value.
 pub fn low(x: u64, bits: u32) -> u64 {
     if bits >= 64 { x } else { x & ((1 << bits) - 1) }
 }
 
-/// A value of a type in a longer register: with its sign where it has one.
+/// Extends a value of a type to a wider register, with its sign if the type is signed.
 pub fn extended(x: u64, ty: Ty) -> u64 {
     if ty.kind == 's' { signed(x, ty.bits) as u64 } else { low(x, ty.bits) }
 }
@@ -18,7 +18,7 @@ fn signed(x: u64, bits: u32) -> i64 {
     (x << (64 - bits)) as i64 >> (64 - bits)
 }
 
-/// The number that bits of a floating-point type are.
+/// Decodes the bits of a floating-point type.
 pub fn real(x: u64, ty: Ty) -> f64 {
     match (ty.kind, ty.bits) {
         ('f', 32) => f64::from(f32::from_bits(x as u32)),
@@ -29,7 +29,7 @@ pub fn real(x: u64, ty: Ty) -> f64 {
     }
 }
 
-/// The bits of a number, rounded to the nearest, of two the even one.
+/// Encodes a number, rounded to nearest, ties to even.
 pub fn bits_of(x: f64, ty: Ty) -> u64 {
     match (ty.kind, ty.bits) {
         ('f', 32) => u64::from((x as f32).to_bits()),
@@ -44,11 +44,11 @@ pub fn bits_of(x: f64, ty: Ty) -> u64 {
     }
 }
 
-/// The value of an instruction that only computes.
+/// Evaluates an arithmetic instruction.
 pub fn compute(code: &Code, x: &[u64]) -> Result<u64, String> {
     Ok(match code {
         Code::Compute(what, ty) if ty.kind == 'f' => floating(*what, *ty, x),
-        // Two numbers next to each other.
+        // Two adjacent numbers.
         Code::Compute(what, ty) if ty.kind == 'v' => {
             let [lower, upper] = [0, 32].map(|at| x.iter().map(|x| x >> at & 0xffff_ffff).collect::<Vec<_>>());
             let one = |x: &[u64]| floating(*what, Ty { kind: 'f', bits: 32 }, x);
@@ -77,7 +77,7 @@ pub fn compute(code: &Code, x: &[u64]) -> Result<u64, String> {
         Code::Compare(how, ty) => u64::from(holds(*how, *ty, x[0], x[1])),
         Code::Choose(ty) => low(if x[2] != 0 { x[0] } else { x[1] }, ty.bits),
         Code::Convert { to, from, rounding } => convert(*to, *from, *rounding, x[0]),
-        // The first is the upper one.
+        // The first operand is the upper half.
         Code::Pair { to, from } => {
             let [upper, lower] = [x[0], x[1]].map(|x| convert(*to, *from, Rounding::None, x));
             upper << 16 | lower
@@ -115,11 +115,11 @@ fn floating(what: Compute, ty: Ty, x: &[u64]) -> u64 {
     match what {
         Compute::Neg => return low(x[0] ^ sign, ty.bits),
         Compute::Abs => return low(x[0], ty.bits) & !sign,
-        // The sign of the first with the magnitude of the second.
+        // Sign of the first operand with the magnitude of the second.
         Compute::CopySign => return x[0] & sign | low(x[1], ty.bits) & !sign,
         _ => {}
     }
-    // What is computed of three numbers, in their precision throughout, so that nothing is rounded twice.
+    // Computes with three numbers in their own precision, to avoid double rounding.
     macro_rules! compute {
         ($numbers:expr) => {{
             let [a, b, c] = $numbers;
@@ -204,7 +204,7 @@ fn holds(how: Relation, ty: Ty, a: u64, b: u64) -> bool {
     }
 }
 
-/// Whether it is a type of numbers that need not be whole.
+/// Whether a type is a floating-point type.
 fn is_real(ty: Ty) -> bool {
     matches!(ty.kind, 'f' | 'h')
 }
@@ -246,7 +246,7 @@ fn convert(to: Ty, from: Ty, rounding: Rounding, x: u64) -> u64 {
     }
 }
 
-/// Rounds f32 to the 11 bits of TF32: to the nearest, halves away from zero (`cvt.rna.tf32`).
+/// Rounds f32 to the 11 bits of TF32, to nearest, ties away from zero (`cvt.rna.tf32`).
 pub fn tf32(bits: u32) -> u32 {
     if f32::from_bits(bits).is_nan() { 0x7fff_ffff } else { bits.wrapping_add(0x1000) & 0xffff_e000 }
 }

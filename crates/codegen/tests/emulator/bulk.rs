@@ -1,4 +1,5 @@
-//! Copies of boxes of arrays into shared memory, which come when a thread cannot go on without them.
+//! Bulk copies of boxes to shared memory, which arrive as late as possible: when a thread cannot continue
+//! without them.
 
 use super::arithmetic::tf32;
 use super::cluster::{self, Sent};
@@ -16,38 +17,38 @@ pub enum Barriers {
     Arrive,
     /// Arrives at an mbarrier of a block of the cluster.
     ArriveThere,
-    /// Asks whether a phase is over.
+    /// Tests whether a phase is complete.
     Try,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Barrier {
-    /// Arrivals of a phase, and those that are left.
+    /// Number of arrivals of a phase, and of remaining ones.
     arrivals: u64,
     left: u64,
     /// Threads that have arrived in this phase.
     arrived: Vec<u32>,
-    /// Writes that these had fenced, with the thread of each: positions and bytes.
+    /// Writes fenced by the arrived threads: thread, position and bytes of each.
     written: Vec<(u32, usize, usize)>,
-    /// Bytes that are to come.
+    /// Number of expected bytes.
     bytes: i64,
-    /// Phases that are over.
+    /// Number of completed phases.
     phase: u64,
-    /// Thread that made it, until its fence.
+    /// Thread that initialized the mbarrier, until its fence.
     maker: Option<u32>,
-    /// Whether its maker has made no fence for other blocks.
+    /// Whether the initializing thread has not yet fenced it for other blocks.
     is_unannounced: bool,
     made_by: u32,
 }
 
-/// A box on its way.
+/// Box copy in flight.
 #[derive(Clone)]
 pub struct Coming {
     /// Position of the mbarrier that counts the bytes.
     barrier: usize,
     /// Range of the destination.
     places: Range<usize>,
-    /// Places and bytes.
+    /// Positions and bytes.
     parts: Vec<(usize, Vec<u8>)>,
 }
 
@@ -56,19 +57,19 @@ pub struct Coming {
 pub struct Boxes {
     barriers: BTreeMap<usize, Barrier>,
     coming: Vec<Coming>,
-    /// Barrier and number of the phase behind which others see what was written to 16 bytes.
+    /// Mbarrier and number of the phase after which other threads see writes, for each 16 bytes.
     pub released: BTreeMap<usize, (usize, u64)>,
     n_changes: u64,
     n_seen: u64,
 }
 
 impl Boxes {
-    /// Whether something has happened since this was asked last.
+    /// Whether the state has changed since the last call.
     pub fn have_changed(&mut self) -> bool {
         std::mem::replace(&mut self.n_seen, self.n_changes) != self.n_changes
     }
 
-    /// Whether some of these bytes are on their way.
+    /// Whether a copy to some of these bytes is in flight.
     pub fn are_coming(&self, place: usize, n: usize) -> bool {
         let meets = |(to, bytes): &(usize, Vec<u8>)| *to < place + n && place < to + bytes.len();
         let near = self.coming.iter().filter(|c| c.places.start < place + n && place < c.places.end);
@@ -86,12 +87,12 @@ impl Boxes {
         }
     }
 
-    /// Has the barriers that a thread made be there for copies.
+    /// Makes the mbarriers that a thread initialized visible to copies.
     pub fn fence(&mut self, thread: u32) {
         self.barriers.values_mut().filter(|b| b.maker == Some(thread)).for_each(|b| b.maker = None);
     }
 
-    /// Has the barriers that a thread made be there for other blocks.
+    /// Makes the mbarriers that a thread initialized visible to other blocks.
     pub fn announce(&mut self, thread: u32) {
         self.barriers.values_mut().filter(|b| b.made_by == thread).for_each(|b| b.is_unannounced = false);
     }
@@ -101,7 +102,7 @@ impl Boxes {
         self.barriers.get_mut(&at).ok_or_else(|| format!("there is no barrier at {at}"))
     }
 
-    /// The barrier of a block as another one knows it.
+    /// Mbarrier of this block as seen from another block.
     fn barrier_from_afar(&mut self, at: usize) -> Result<&mut Barrier, String> {
         let barrier = self.barrier(at)?;
         match barrier.is_unannounced {
@@ -132,14 +133,14 @@ impl Barrier {
     }
 }
 
-/// Tensor map, in words as this emulator has them: address, kind, extents, bytes between neighbours in all
-/// dimensions but the first, extents of a box; the innermost dimension first.
+/// Tensor map, in the emulator's own encoding: address, kind, extents, strides in bytes of all dimensions but
+/// the first, extents of a box; innermost dimension first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Map {
     pub address: u64,
     pub element_bytes: u64,
     pub swizzled: bool,
-    /// Whether f32 is rounded to TF32 on the way.
+    /// Whether the copy rounds f32 to TF32.
     pub rounds: bool,
     pub extents: Vec<u64>,
     pub strides: Vec<u64>,
@@ -147,7 +148,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// Makes the map of a kernel's map.
+    /// Creates the emulator's form of a kernel's tensor map.
     pub fn of(program: &Program, map: &tilewright_ir::gpu::bulk::TensorMap, address: u64) -> Map {
         let array = program.buffer(map.array);
         let element_bytes = array.dtype.bytes();
@@ -183,7 +184,7 @@ impl Map {
         }
     }
 
-    /// Puts it where a kernel finds it, and gives the address.
+    /// Stores the map in memory, and returns its address.
     pub fn pass(&self, memory: &mut Memory) -> u64 {
         memory.add(self.words().iter().flat_map(|word| word.to_le_bytes()).collect())
     }
@@ -243,8 +244,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Has what threads wrote before they arrived at a barrier be there for those that wait for the phase
-    /// that is over.
+    /// Makes the writes of threads before their arrival at an mbarrier visible to the threads that wait for
+    /// the completed phase.
     fn release(&mut self, at: usize) {
         let barrier = self.boxes.barriers.get_mut(&at).filter(|barrier| barrier.arrived.is_empty());
         let Some(Barrier { written, phase, .. }) = barrier else { return };
@@ -255,7 +256,7 @@ impl Block<'_> {
         }
     }
 
-    /// Takes what another block of the cluster does to this one.
+    /// Applies an effect of another block of the cluster on this one.
     pub fn receive(&mut self, sent: Sent) -> Result<(), String> {
         if self.is_over {
             return Err("another block of the cluster wants something of one that is over".into());
@@ -269,7 +270,7 @@ impl Block<'_> {
         }
     }
 
-    /// Begins the copy of a box to this block.
+    /// Starts the copy of a box to this block.
     fn accept(&mut self, coming: Coming) -> Result<(), String> {
         let Coming { barrier, places, parts } = &coming;
         if self.boxes.are_coming(places.start, places.len()) {
@@ -287,7 +288,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Lets the boxes come that a barrier counts.
+    /// Completes the box copies that an mbarrier counts.
     fn land(&mut self, barrier: usize) -> Result<(), String> {
         let coming = std::mem::take(&mut self.boxes.coming);
         let (here, others): (Vec<Coming>, Vec<Coming>) = coming.into_iter().partition(|c| c.barrier == barrier);
@@ -296,7 +297,7 @@ impl Block<'_> {
             let mut n = 0;
             for (to, bytes) in parts {
                 self.shared[to..to + bytes.len()].copy_from_slice(&bytes);
-                // What comes by itself is seen by what reads by itself.
+                // The async proxy sees the data of asynchronous copies without a fence.
                 self.writers[to..to + bytes.len()].fill(0);
                 self.boxes.released.remove(&(to / 16));
                 n += bytes.len() as i64;

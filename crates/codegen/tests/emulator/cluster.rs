@@ -1,14 +1,14 @@
-//! Blocks that run together and reach into each other's shared memory.
+//! Clusters of blocks, which access each other's shared memory.
 //!
-//! Each block of a cluster has a window of addresses of its own for its shared memory. One after the other
-//! goes as far as it can without the others, which then take what it has sent them.
+//! Each block of a cluster has a separate address window for its shared memory. Blocks run in turn, each
+//! until it needs the others; the others then receive its effects.
 
 use super::bulk::Coming;
 use super::{Block, Memory, Order, Stop, Thread};
 
 /// Distance between the windows of two blocks.
 const WINDOW: u64 = 1 << 24;
-/// Threads of a block at most, and one, to number those of a cluster.
+/// Exceeds the number of threads of a block, to number the threads of a cluster.
 pub const BLOCK: u32 = 1 << 16;
 
 /// Effect of a block on another one of its cluster.
@@ -21,7 +21,7 @@ pub enum Sent {
     Box(Coming),
 }
 
-/// The first address of a block's shared memory; that of no block of a cluster is zero.
+/// First address of a block's shared memory, which is nonzero in a cluster.
 pub fn window(n: u32, rank: u32) -> u64 {
     if n == 1 { 0 } else { u64::from(rank + 1) * WINDOW }
 }
@@ -32,12 +32,12 @@ pub fn of_address(address: u64) -> (usize, usize) {
 }
 
 impl Block<'_> {
-    /// The block's rank in its cluster.
+    /// Rank of the block in its cluster.
     pub fn rank(&self) -> u32 {
         self.place[0] % self.entry.cluster
     }
 
-    /// Address of a place of this block in another one of the cluster.
+    /// Address in another block of the cluster that corresponds to an address in this block.
     pub fn place_there(&self, address: u64, rank: u64) -> Result<u64, String> {
         let n = self.entry.cluster;
         if n == 1 || rank >= u64::from(n) {
@@ -47,7 +47,7 @@ impl Block<'_> {
     }
 }
 
-/// Seconds without any progress after which a kernel is taken for one that never ends.
+/// Timeout in emulated seconds without progress, after which a kernel is considered hanging.
 const MOST_SECONDS: u32 = 20;
 
 /// Runs the blocks of a cluster.
@@ -82,7 +82,7 @@ pub fn run(mut blocks: Vec<Block<'_>>, memory: &mut Memory, order: Order) -> Res
                 there.receive(sent).map_err(|why| format!("block {:?}: {why}", there.place))?;
             }
         }
-        // Threads that are over have arrived.
+        // Finished threads count as arrived.
         let arrives = |t: &Thread| t.n_arrivals > n_passed || t.stop == Some(Stop::Exit);
         let waits = |t: &Thread| t.stop == Some(Stop::Cluster);
         let mut all = blocks.iter().flat_map(|block| &block.threads);

@@ -1,9 +1,8 @@
-//! Runs PTX on the CPU: the instructions that kernels of ours come to, with checked memory.
+//! Emulator of PTX on the CPU, for the instructions that generated kernels use, with checked memory.
 //!
-//! The threads of a block run one after the other from barrier to barrier, in any order that is asked for.
-//! Accesses outside of memory that was given, or at addresses that are no multiple of their size, and
-//! barriers that only some threads reach are errors. What is no instruction of ours is refused when the text
-//! is read.
+//! The threads of a block run sequentially from barrier to barrier, in a given order. Accesses out of bounds,
+//! misaligned accesses, and barriers that only some threads reach are errors. The parser rejects unsupported
+//! instructions.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7.
 
@@ -23,46 +22,46 @@ use tilewright_ir::{DType, GpuProgram, Role, Target};
 
 pub use parse::read;
 
-/// Most instructions of a thread, beyond which it counts as hanging.
+/// Maximum number of instructions of a thread, beyond which it is considered hanging.
 const MOST_STEPS: u64 = 200_000_000;
 
-/// Threads that carry out some instructions together.
+/// Number of threads of a warp.
 const WARP: usize = 32;
 
-/// Flag beside the writer of a byte: it has made a fence since.
+/// Flag in the writer of a byte: the writer has since executed a fence.
 const FENCED: u32 = 1 << 31;
 
-/// The address of the first buffer, and the distance to the next one's.
+/// Address of the first buffer, and distance between buffers.
 const BUFFER_DISTANCE: u64 = 1 << 36;
 
-/// The first address of a thread's own memory, as addresses of all kinds of memory have it.
+/// First address of a thread's local memory in the generic address space.
 const LOCAL: u64 = 1 << 20;
 
-/// A kernel.
+/// Kernel.
 pub struct Entry {
     pub name: String,
-    /// Threads of a block on each axis.
+    /// Number of threads of a block on each axis.
     pub threads: [u32; 3],
-    /// Neighbouring blocks along x that form a cluster.
+    /// Number of neighbouring blocks along x that form a cluster.
     pub cluster: u32,
-    /// Bytes that the threads of a block share, but for those that a launch asks for.
+    /// Size in bytes of the static shared memory of a block.
     pub shared_bytes: usize,
-    /// Bytes that a thread has for itself.
+    /// Size in bytes of a thread's local memory.
     pub local_bytes: usize,
     n_registers: usize,
-    /// Whether each is an array of bytes rather than a number.
+    /// Whether each parameter is a byte array rather than a number.
     parameters: Vec<bool>,
     code: Vec<Instruction>,
 }
 
-/// Numbers that a thread may ask for.
+/// Special registers of a thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Special {
     Thread(usize),
     Block(usize),
     Threads(usize),
     Blocks(usize),
-    /// Nanoseconds, which never pass.
+    /// Clock in nanoseconds.
     Time,
 }
 
@@ -70,16 +69,16 @@ enum Special {
 enum Operand {
     Register(usize),
     Number(u64),
-    /// Place in the block's shared memory, from its first byte.
+    /// Offset in the block's shared memory.
     Shared(u64),
     Special(Special),
     List(Vec<Operand>),
-    /// Memory at an address and an offset.
+    /// Memory at an address plus an offset.
     At(Box<Operand>, i64),
     /// Element of an array at coordinates.
     In(Box<Operand>, Vec<Operand>),
     Parameter(usize),
-    /// A place in the code.
+    /// Position in the code.
     Label(usize),
     Sink,
 }
@@ -93,8 +92,8 @@ enum Space {
     Any,
 }
 
-/// A type: a letter (`u`, `s`, `b`, `f`, `p`, `h` for the upper half of a number, or `v` for two next to each
-/// other) and its bits.
+/// Type: a letter (`u`, `s`, `b`, `f`, `p`, `h` for the upper half of a number, or `v` for two adjacent
+/// numbers) and its number of bits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ty {
     kind: char,
@@ -104,7 +103,7 @@ struct Ty {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rounding {
     None,
-    /// Rounding to the nearest integer; the others round down, up and towards zero.
+    /// Rounding to the nearest integer; the following variants round down, up and towards zero.
     Nearest,
     Down,
     Up,
@@ -116,13 +115,13 @@ enum Code {
     Load(Space, Ty),
     Store(Space, Ty),
     Move(Ty),
-    /// Operation on two or three values, by the word before the first dot.
+    /// Operation on two or three values, named by the word before the first dot.
     Compute(Compute, Ty),
-    /// Operation in f32, where all operands but the last are of another type.
+    /// Operation in f32 whose operands except the last have another type.
     Mixed(Compute, Ty),
-    /// The upper half of a product.
+    /// Upper half of a product.
     High(Ty),
-    /// The whole product, and whether something is added.
+    /// Full product, with an optional addition.
     Wide(Ty),
     Compare(Relation, Ty),
     Choose(Ty),
@@ -131,7 +130,7 @@ enum Code {
         from: Ty,
         rounding: Rounding,
     },
-    /// Two numbers as halves of a register.
+    /// Combination of two numbers to a register.
     Pair {
         to: Ty,
         from: Ty,
@@ -141,47 +140,47 @@ enum Code {
     },
     Permute,
     Field(Ty),
-    /// Rounds to 11 bits.
+    /// Rounding to TF32.
     Tf32,
-    /// A warp's product of tiles of 16 rows and 8 columns, of so many bytes along the sum.
+    /// Tile product of a warp, with 16 rows and 8 columns.
     TileProduct(Factor),
-    /// A warp's load of so many tiles of 8 × 8 numbers of 16 bits, or of their transposes.
+    /// Load of 8 × 8 tiles of 16-bit numbers by a warp, optionally transposed.
     LoadTiles {
         n: usize,
         transposed: bool,
     },
-    /// An exchange of numbers of 32 bits with the threads of a warp that are some bits of the number away.
+    /// Exchange of 32-bit values with threads of the warp whose index differs by an xor mask.
     Exchange,
-    /// Stores so many tiles of 8 × 8 numbers of 16 bits.
+    /// Store of this many 8 × 8 tiles of 16-bit numbers.
     StoreTiles(usize),
-    /// Has the threads of a warp wait for each other.
+    /// Barrier of a warp.
     WarpBarrier,
-    /// Begins the copy of a box from shared memory to an array of so many dimensions.
+    /// Start of a box copy from shared memory to an array of this many dimensions.
     BoxStore(usize),
-    /// Ends a group of such copies.
+    /// End of a group of such copies.
     EndStores,
-    /// Waits until all such groups but the last ones have read shared memory.
+    /// Wait until all but the last such groups have read shared memory.
     WaitForStores,
-    /// Begins a copy from main memory into shared memory.
+    /// Start of a copy from global to shared memory.
     Copy,
-    /// Ends a group of copies.
+    /// End of a group of copies.
     EndCopies,
-    /// Waits for all groups of copies but the last ones.
+    /// Wait for all but the last groups of copies.
     WaitForCopies,
-    /// Has what the thread wrote to shared memory be there for what reads it by itself.
+    /// Fence that makes the thread's writes to shared memory visible to the async proxy.
     ProxyFence,
     /// Operation of a warpgroup.
     Group(Group),
     /// Operation on an mbarrier.
     Barriers(bulk::Barriers),
-    /// Begins a copy of a box of an array of so many dimensions; whether several blocks of a cluster get it.
+    /// Start of a box copy from an array of this many dimensions, and whether it is multicast to a cluster.
     BoxCopy(usize, bool),
-    /// Has the mbarriers that the thread made be there for other blocks of the cluster.
+    /// Fence that makes the mbarriers initialized by the thread visible to other blocks of the cluster.
     BarrierFence,
-    /// Arrives at the cluster's barrier, or waits for all of its threads to have arrived.
+    /// Arrival at the cluster barrier, followed by the wait for all threads of the cluster.
     ArriveInCluster,
     WaitForCluster,
-    /// Address of a place in the shared memory of another block of the cluster.
+    /// Address in the shared memory of another block of the cluster.
     PlaceThere,
     Branch,
     Barrier,
@@ -189,34 +188,34 @@ enum Code {
     Trap,
 }
 
-/// Operation of a warpgroup that multiplies tiles.
+/// Operation of warpgroup products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Group {
-    /// Orders registers ahead of the products that follow.
+    /// Fence that orders registers before the following products.
     Fence,
-    /// Begins a product of 64 rows and this many columns.
+    /// Start of a product of 64 rows and this many columns.
     Product { n_columns: usize, factor: Factor },
-    /// Commits a group of products.
+    /// End of a group of products.
     End,
-    /// Waits for all groups of products but the last ones.
+    /// Wait for all but the last groups of products.
     Wait,
 }
 
-/// Element type of tensor cores' factors; along the sum a tile has 32 bytes.
+/// Element type of tensor core operands, whose tiles have 32 bytes along the reduction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Factor {
-    /// Numbers of 32 bits, of which the first 19 count.
+    /// 32-bit numbers, of which the first 19 bits are used.
     Tf32,
     Bf16,
     F16,
 }
 
 impl Factor {
-    /// The numbers that a register holds.
+    /// Decodes the numbers in a register.
     fn numbers(self, bits: u32) -> Vec<f64> {
         let halves = |dtype: DType| dtype.read(&bits.to_le_bytes());
         match self {
-            // What is beyond the first 11 bits is not looked at.
+            // Bits after the first 11 significant ones are ignored.
             Factor::Tf32 => vec![f32::from_bits(bits & !0x1fff).into()],
             Factor::Bf16 => halves(DType::Bf16),
             Factor::F16 => halves(DType::F16),
@@ -234,9 +233,9 @@ enum Compute {
     Rem,
     Min,
     Max,
-    /// NaN where one is NaN.
+    /// NaN if either operand is NaN.
     MinOrNan,
-    /// NaN where one is NaN.
+    /// NaN if either operand is NaN.
     MaxOrNan,
     Neg,
     Abs,
@@ -259,15 +258,15 @@ enum Relation {
     LessEqual,
     Greater,
     GreaterEqual,
-    /// A NaN among the operands.
+    /// Test for NaN among the operands.
     Unordered,
-    /// The relation, or a NaN among the operands.
+    /// Relation that also holds if an operand is NaN.
     OrUnordered(&'static Relation),
 }
 
 #[derive(Clone, Debug)]
 struct Instruction {
-    /// The predicate, and the truth value for which it runs.
+    /// Predicate, and the truth value for which the instruction runs.
     guard: Option<(usize, bool)>,
     code: Code,
     operands: Vec<Operand>,
@@ -280,7 +279,8 @@ impl Instruction {
     }
 }
 
-/// A sum of a tensor core, which is cut, not rounded: an H200's products of 1,024 steps were off by as much.
+/// Truncates a sum as tensor cores do, instead of rounding it: products of 1,024 steps on an H200 had errors
+/// of that size.
 fn cut(exact: f64) -> f32 {
     match exact as f32 {
         larger if f64::from(larger).abs() > exact.abs() => f32::from_bits(larger.to_bits() - 1),
@@ -288,7 +288,7 @@ fn cut(exact: f64) -> f32 {
     }
 }
 
-/// The operands that one stands for.
+/// Elements of an operand list.
 fn list(operand: &Operand) -> &[Operand] {
     match operand {
         Operand::List(all) => all,
@@ -296,11 +296,11 @@ fn list(operand: &Operand) -> &[Operand] {
     }
 }
 
-/// Main memory: buffers far apart.
+/// Global memory, with buffers far apart.
 #[derive(Default)]
 pub struct Memory {
     buffers: Vec<Vec<u8>>,
-    /// Counts of shared memory traffic, where it is counted.
+    /// Counts of shared memory traffic, if enabled.
     pub traffic: Option<Traffic>,
 }
 
@@ -308,24 +308,24 @@ pub struct Memory {
 #[derive(Default)]
 pub struct Traffic {
     pub counts: BTreeMap<String, Count>,
-    /// The addresses of a warp's accesses since threads last waited, by warp, instruction, and how often the
-    /// thread was there before.
+    /// Addresses of a warp's accesses since the last barrier, by warp, instruction, and number of previous
+    /// executions by the thread.
     open: HashMap<(usize, usize, u32), Vec<(u64, usize)>>,
     visits: HashMap<(usize, usize), u32>,
 }
 
-/// Accesses of a kind.
+/// Counts of one kind of access.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Count {
-    /// Instructions of warps.
+    /// Number of warp instructions.
     pub instructions: u64,
-    /// Cycles without bank conflicts: 128 bytes in each at most.
+    /// Number of cycles without bank conflicts, at most 128 bytes each.
     pub least: u64,
-    /// Cycles with bank conflicts.
+    /// Number of cycles with bank conflicts.
     pub taken: u64,
 }
 
-/// Banks of shared memory, of words of 4 bytes.
+/// Number of banks of shared memory, of 4-byte words.
 const BANKS: u64 = 32;
 
 impl Traffic {
@@ -335,7 +335,7 @@ impl Traffic {
         *visit += 1;
     }
 
-    /// Counts what was noted: no thread goes back behind where all have waited.
+    /// Adds up the recorded accesses at a barrier, after which no thread adds to them.
     fn close(&mut self, entry: &Entry) {
         self.visits.clear();
         for ((_, at, _), accesses) in self.open.drain() {
@@ -356,18 +356,18 @@ impl Traffic {
 }
 
 impl Memory {
-    /// Adds a buffer and gives its address.
+    /// Adds a buffer and returns its address.
     pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
         self.buffers.push(bytes);
         self.buffers.len() as u64 * BUFFER_DISTANCE
     }
 
-    /// The bytes of the buffer at an address.
+    /// Bytes of the buffer at an address.
     pub fn buffer(&self, address: u64) -> &[u8] {
         &self.buffers[(address / BUFFER_DISTANCE) as usize - 1]
     }
 
-    /// Bytes at an address; `None` where they are not in a single buffer.
+    /// Bytes at an address; `None` if they are not in a single buffer.
     pub fn at(&mut self, address: u64, n: usize) -> Option<&mut [u8]> {
         let buffer = self.buffers.get_mut(((address / BUFFER_DISTANCE) as usize).checked_sub(1)?)?;
         let first = (address % BUFFER_DISTANCE) as usize;
@@ -375,18 +375,18 @@ impl Memory {
     }
 }
 
-/// Runs kernels, compiled to PTX, on arguments, and returns these afterwards.
+/// Runs kernels, compiled to PTX, on arguments, and returns the arguments afterwards.
 ///
 /// # Errors
-/// What went wrong.
+/// A description of the error.
 pub fn run(gpu: &GpuProgram, ptx: &str, arguments: &[Vec<f64>], order: Order) -> Result<Vec<Vec<f64>>, String> {
     run_in(&mut Memory::default(), gpu, ptx, arguments, order)
 }
 
-/// The traffic of all kernels with shared memory.
+/// Counts the shared memory traffic of all kernels.
 ///
 /// # Errors
-/// What went wrong.
+/// A description of the error.
 pub fn traffic(gpu: &GpuProgram, ptx: &str, arguments: &[Vec<f64>]) -> Result<BTreeMap<String, Count>, String> {
     let mut memory = Memory { traffic: Some(Traffic::default()), ..Memory::default() };
     run_in(&mut memory, gpu, ptx, arguments, Order::Ascending)?;
@@ -412,7 +412,7 @@ fn run_in(
         addresses[id.0 as usize] = memory.add(bytes);
     }
     let entries = read(ptx)?;
-    // What one GPU launches all of them do that have its instructions.
+    // The launch contract is the same for all GPUs with these instructions.
     let copies_boxes = Target::named("sm_90a").expect("a GPU of NVIDIA's");
     for (kernel, entry) in gpu.kernels().zip(&entries) {
         let abi = Abi::of(gpu, kernel, &copies_boxes);
@@ -440,7 +440,7 @@ fn run_in(
 pub enum Order {
     Ascending,
     Descending,
-    /// Each step so far from the one before, then those in between.
+    /// Threads at this stride, then those in between.
     Strided(usize),
 }
 
@@ -448,15 +448,15 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stop {
     Exit,
-    /// The instruction before which it waits.
+    /// Barrier, at this instruction.
     Barrier(usize),
-    /// The instruction that its warp carries out together.
+    /// Collective instruction of the warp.
     Warp(usize),
-    /// The instruction that its group of four warps carries out together.
+    /// Collective instruction of the warpgroup.
     Group(usize),
-    /// Polls an mbarrier that has not completed its phase.
+    /// Polling of an mbarrier that has not completed its phase.
     Again,
-    /// Waits for the threads of the cluster.
+    /// Wait for the threads of the cluster.
     Cluster,
 }
 
@@ -467,47 +467,46 @@ struct Thread {
     at: usize,
     n_steps: u64,
     stop: Option<Stop>,
-    /// Copies on their way, by groups, the oldest first; the last one is not ended. Each is bytes for a
-    /// place in shared memory.
+    /// Copies in flight, by group, oldest first; the last group is open. Each copy is a position in shared
+    /// memory with the bytes.
     copies: VecDeque<Vec<(usize, Vec<u8>)>>,
     /// Writes to shared memory since the thread's last fence: positions and bytes.
     unfenced: Vec<(usize, usize)>,
-    /// Writes that it fenced since its last arrival at an mbarrier.
+    /// Writes fenced since the thread's last arrival at an mbarrier.
     unreleased: Vec<(usize, usize)>,
-    /// Phases that were over when it waited for mbarriers, by position.
+    /// Completed phases that the thread observed in waits for mbarriers, by position.
     seen: BTreeMap<usize, u64>,
     /// Step of the last access to each register, and of the last fence for products.
     touched: Vec<u64>,
     fenced: Option<u64>,
-    /// How often it has arrived at the cluster's barrier, and how often it has waited there.
+    /// Number of the thread's arrivals at the cluster barrier, and of its waits there.
     n_arrivals: u64,
     n_waits: u64,
-    /// Groups of copies to arrays that it has ended.
+    /// Number of finished groups of copies to arrays.
     n_stores: usize,
 }
 
 struct Block<'m> {
     entry: &'m Entry,
-    /// Main memory, while the block runs.
+    /// Global memory, while the block runs.
     memory: Memory,
     shared: Vec<u8>,
-    /// The first address of its shared memory.
+    /// First address of the block's shared memory.
     window: u64,
     threads: Vec<Thread>,
     is_over: bool,
-    /// Effects on others of its cluster, with their ranks.
+    /// Effects on other blocks of the cluster, with their ranks.
     sent: Vec<(usize, cluster::Sent)>,
-    /// Writer of each byte, its number and one, until it has made a fence, and then all have waited for each
-    /// other.
+    /// Writer of each byte, as its index plus one, until it has executed a fence followed by a barrier.
     writers: Vec<u32>,
     /// Writes fenced since the last barrier: positions and bytes.
     fenced: Vec<(usize, usize)>,
     /// Pending products, by warpgroup.
     groups: Vec<warpgroup::Products>,
     boxes: bulk::Boxes,
-    /// Copies to arrays that have not been awaited.
+    /// Pending copies to arrays.
     stores: Vec<store::Pending>,
-    /// Nanoseconds of its clock, which goes on while all wait.
+    /// Clock in nanoseconds, which advances while all threads wait.
     clock: u64,
     place: [u32; 3],
     grid: [u32; 3],
@@ -515,10 +514,10 @@ struct Block<'m> {
 }
 
 impl Entry {
-    /// Runs it on a grid of blocks; `shared_bytes` are those that the launch asks for.
+    /// Runs the kernel on a grid of blocks; `shared_bytes` is the dynamic shared memory of the launch.
     ///
     /// # Errors
-    /// What went wrong, with the instruction.
+    /// A description of the error, with the instruction.
     pub fn run(
         &self,
         memory: &mut Memory,
@@ -550,7 +549,7 @@ impl Entry {
         self.parameters.len()
     }
 
-    /// Whether one is what an instruction is told of an array rather than a number.
+    /// Whether a parameter is a tensor map rather than a number.
     pub fn is_map(&self, parameter: usize) -> bool {
         self.parameters[parameter]
     }
@@ -570,7 +569,7 @@ impl<'m> Block<'m> {
         let [nx, ny, nz] = entry.threads;
         let threads = (0..nx * ny * nz).map(|i| Thread {
             place: [i % nx, i / nx % ny, i / nx / ny],
-            // What nobody has written is no number.
+            // Unwritten registers hold NaN.
             registers: vec![u32::MAX.into(); entry.n_registers],
             local: vec![0xff; entry.local_bytes],
             at: 0,
@@ -593,7 +592,7 @@ impl<'m> Block<'m> {
         Block {
             entry,
             memory: Memory::default(),
-            // What nobody has written is a number that shows.
+            // Unwritten shared memory holds a conspicuous value.
             shared: vec![0xff; n_bytes],
             window: cluster::window(entry.cluster, place[0] % entry.cluster),
             groups: groups.map(|_| warpgroup::Products::default()).collect(),
@@ -612,17 +611,17 @@ impl<'m> Block<'m> {
     }
 }
 
-/// Nanoseconds that pass where all wait.
+/// Nanoseconds by which the clock advances while all threads wait.
 const SECOND: u64 = 1_000_000_000;
 
 impl Block<'_> {
-    /// Lets a second pass: whoever polls asks again.
+    /// Advances the clock by a second, so that polling threads poll again.
     fn wait(&mut self) {
         self.clock += SECOND;
         self.threads.iter_mut().filter(|t| t.stop == Some(Stop::Again)).for_each(|t| t.stop = None);
     }
 
-    /// Runs the block until it is over or cannot go on without others of its cluster.
+    /// Runs the block until it finishes or needs other blocks of its cluster.
     fn advance(&mut self, order: &[usize]) -> Result<(), String> {
         let mut threads = std::mem::take(&mut self.threads);
         let done = self.advance_threads(&mut threads, order);
@@ -639,7 +638,7 @@ impl Block<'_> {
                     }
                 }
                 let mut is_over = true;
-                // Some wait for others, of which one asks again for what was not there.
+                // Threads may wait for others, one of which polls again.
                 let are_ready = |threads: &[Thread], is_one: &dyn Fn(Stop) -> bool| {
                     threads.iter().any(|t| t.stop.is_some_and(is_one))
                         && threads.iter().all(|t| t.stop != Some(Stop::Again))
@@ -692,7 +691,7 @@ impl Block<'_> {
         }
     }
 
-    /// Carries out an instruction of all threads of a warp.
+    /// Executes a collective instruction of a warp.
     fn warp(&mut self, threads: &mut [Thread]) -> Result<(), String> {
         let first = threads[0].stop;
         let Some(Stop::Warp(at)) = first else { return Err(format!("a warp parts: its first thread is at {first:?}")) };
@@ -705,7 +704,7 @@ impl Block<'_> {
             (Code::TileProduct(factor), [to, rows, columns, sums]) => {
                 self.tile_product(threads, *factor, [to, rows, columns, sums]);
             }
-            // All threads of the warp, and no groups of fewer.
+            // All threads of the warp must take part.
             (
                 Code::Exchange,
                 [to, from, Operand::Number(distance @ 1..32), Operand::Number(31), Operand::Number(all)],
@@ -729,8 +728,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The thread of number `4·g + t` has the factors of rows `g` and `g + 8`, of column `g`, at the
-    /// registers `t` and `t + 4` along the sum, and the sums of those rows and of the columns `2·t` and
+    /// Executes a tile product. Thread `4·g + t` holds the factors of rows `g` and `g + 8` and of column `g`,
+    /// at positions `t` and `t + 4` along the reduction, and the sums of these rows and of columns `2·t` and
     /// `2·t + 1`.
     fn tile_product(&self, threads: &mut [Thread], factor: Factor, [to, rows, columns, sums]: [&Operand; 4]) {
         let bits = |t: &Thread, of: &Operand, at: usize| self.value(t, &list(of)[at]) as u32;
@@ -753,8 +752,8 @@ impl Block<'_> {
         }
     }
 
-    /// Loads tiles: the thread of number `4·g + t` gets of each tile the numbers `2·t` and `2·t + 1` of row
-    /// `g`, or of column `g`. The threads `8·n` and after have the addresses of the rows of tile `n`.
+    /// Loads tiles: thread `4·g + t` receives numbers `2·t` and `2·t + 1` of row `g`, or of column `g`, of
+    /// each tile. Threads from `8·n` on provide the addresses of the rows of tile `n`.
     fn load_tiles(
         &mut self,
         threads: &mut [Thread],
@@ -779,7 +778,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Lets the threads go on that wait for each other.
+    /// Resumes threads that wait for each other.
     fn together(threads: &mut [Thread]) -> Result<(), String> {
         let first = threads[0].stop;
         if let (Some(Stop::Barrier(_)), true) = (first, threads.iter().all(|t| t.stop == first)) {
@@ -875,7 +874,7 @@ impl Block<'_> {
         }
     }
 
-    /// Bytes at an address in a kind of memory.
+    /// Bytes at an address in an address space.
     fn bytes<'b>(
         &'b mut self,
         t: &'b mut Thread,
@@ -899,7 +898,7 @@ impl Block<'_> {
         found.ok_or_else(|| format!("{n} bytes at {address:#x} are outside of {space:?} memory"))
     }
 
-    /// Notes an access to shared memory by the instruction that a thread is at.
+    /// Records an access to shared memory by a thread's current instruction.
     fn note(&mut self, t: &Thread, address: u64, n: usize) {
         let number = self.number(t) as usize - 1;
         if let Some(traffic) = &mut self.memory.traffic {
@@ -907,13 +906,13 @@ impl Block<'_> {
         }
     }
 
-    /// A thread's number in its block, and one.
+    /// Index of a thread in its block, plus one.
     fn number(&self, t: &Thread) -> u32 {
         let ([nx, ny, _], [x, y, z]) = (self.entry.threads, t.place);
         x + nx * (y + ny * z) + 1
     }
 
-    /// A position in the block's shared memory.
+    /// Position of an address in the block's shared memory.
     fn position(&self, address: u64) -> Result<usize, String> {
         let position = address.checked_sub(self.window).filter(|at| *at < self.shared.len() as u64);
         Ok(position.ok_or_else(|| format!("{address:#x} is outside of the block's shared memory"))? as usize)
@@ -944,7 +943,7 @@ impl Block<'_> {
                 if !matches!(bytes, 4 | 8 | 16) || n > bytes {
                     return Err(format!("a copy of {n} of {bytes} bytes"));
                 }
-                // Nothing is read where none are asked for.
+                // A copy of zero bytes reads nothing.
                 let mut value = if n == 0 { Vec::new() } else { self.bytes(t, Space::Global, from, bytes)?.to_vec() };
                 value.truncate(n);
                 value.resize(bytes, 0);

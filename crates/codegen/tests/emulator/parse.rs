@@ -1,17 +1,16 @@
-//! Reads PTX as LLVM writes it: an instruction a line, or several of which all but the first are indented
-//! twice.
+//! Parser of PTX in LLVM's format: one instruction per line, with doubly indented continuation lines.
 
 use std::collections::HashMap;
 
 use super::bulk::Barriers;
 use super::{Code, Compute, Entry, Factor, Group, Instruction, LOCAL, Operand, Relation, Rounding, Space, Special, Ty};
 
-/// The kernels of a module.
+/// Parses the kernels of a module.
 ///
 /// # Errors
-/// What cannot be read, or is no instruction of ours.
+/// The text that cannot be parsed or is not a supported instruction.
 pub fn read(text: &str) -> Result<Vec<Entry>, String> {
-    // What goes on in further lines is one instruction.
+    // Joins continuation lines.
     let text = text.replace("\n\t\t", " ");
     let lines: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim()).collect();
     let shared: HashMap<&str, usize> = lines.iter().filter_map(|line| memory(line, ".shared")).collect();
@@ -25,7 +24,7 @@ pub fn read(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
-/// Name and bytes of an array in a kind of memory.
+/// Name and size in bytes of an array in an address space.
 fn memory<'l>(line: &'l str, kind: &str) -> Option<(&'l str, usize)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.iter().find(|word| **word == kind)?;
@@ -34,7 +33,7 @@ fn memory<'l>(line: &'l str, kind: &str) -> Option<(&'l str, usize)> {
 }
 
 struct Reader<'l> {
-    /// Arrays of the module that blocks share, with their bytes.
+    /// Shared arrays of the module, with their sizes in bytes.
     shared: &'l HashMap<&'l str, usize>,
     /// Offsets of shared variables that this kernel uses.
     places: HashMap<&'l str, u64>,
@@ -107,7 +106,7 @@ impl<'l> Reader<'l> {
                 (Some((self.register(name), value)), rest.trim())
             }
         };
-        // A half of a register, as it is written for GPUs that have no name for what is left.
+        // Half of a register, in the form for GPUs without a sink register.
         if let Some(halves) = rest.strip_prefix("{ .reg .b16 tmp; mov.b32 {") {
             let parts = halves.split_once("}, ").and_then(|(to, from)| Some((to.split_once(", ")?, from)));
             let ((lower, upper), from) = parts.ok_or_else(|| format!("no half: {line}"))?;
@@ -176,7 +175,7 @@ impl<'l> Reader<'l> {
     }
 }
 
-/// Parts between commas, those inside of brackets together.
+/// Splits at commas outside of brackets.
 fn parts(text: &str) -> Vec<&str> {
     let (mut out, mut depth, mut start) = (Vec::new(), 0, 0);
     for (at, c) in text.char_indices() {
@@ -249,13 +248,13 @@ fn relation(word: &str) -> Option<Relation> {
     })
 }
 
-/// Parses an opcode; `None` where it is unknown.
+/// Parses an opcode; `None` if unknown.
 fn code(opcode: &str) -> Option<Code> {
     let words: Vec<&str> = opcode.split('.').collect();
     let has = |word: &str| words[1..].contains(&word);
     let types: Vec<Ty> = words[1..].iter().filter_map(|word| ty(word)).collect();
     let last = types.last().copied();
-    // Numbers that are rounded so, or handled so at the ends, are handled as here; no others.
+    // Only these rounding and saturation modifiers are emulated exactly.
     let is_exact = |known: &[&str]| words[1..].iter().all(|word| ty(word).is_some() || known.contains(word));
     let space = || {
         let spaces = [

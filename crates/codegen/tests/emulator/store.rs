@@ -1,23 +1,23 @@
-//! Copies of boxes from shared memory to arrays, which read it at any time until they have been awaited.
+//! Bulk stores of boxes from shared memory to arrays, which may read shared memory at any time until a wait.
 //!
-//! Threads must have fenced the elements that they wrote to a box, and then all have waited for each other.
+//! Threads must fence the elements that they wrote to a box and then synchronize.
 
 use super::bulk::Map;
 use super::{Block, FENCED, Operand, Space, Thread, WARP, list};
 
-/// Copy to an array that has not been awaited.
+/// Pending copy to an array.
 pub struct Pending {
-    /// Number of the thread that began it, and of the group that it is in.
+    /// Index of the thread that issued the copy, and of the copy's group.
     thread: u32,
     group: usize,
-    /// Places in shared memory and what is there, with the address of each element that is in the array.
+    /// Positions in shared memory and their contents, with the address of each element within the array.
     parts: Vec<(usize, Vec<u8>, Vec<Option<u64>>)>,
     element_bytes: usize,
 }
 
 impl Block<'_> {
-    /// Stores tiles: the thread of number `4·g + t` has of each tile the numbers `2·t` and `2·t + 1` of row
-    /// `g`. The threads `8·n` and after have the addresses of the rows of tile `n`.
+    /// Stores tiles: thread `4·g + t` holds numbers `2·t` and `2·t + 1` of row `g` of each tile. Threads from
+    /// `8·n` on provide the addresses of the rows of tile `n`.
     pub fn store_tiles(
         &mut self,
         threads: &mut [Thread],
@@ -40,7 +40,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Has what the threads of a warp wrote and fenced be seen.
+    /// Makes the fenced writes of a warp's threads visible.
     pub fn in_warp(&mut self, threads: &[Thread]) {
         let first = self.number(&threads[0]);
         let is_own = |who: u32| who & FENCED != 0 && (first..first + WARP as u32).contains(&(who & !FENCED));
@@ -51,7 +51,7 @@ impl Block<'_> {
         self.fenced.retain(|(to, n)| writers[*to..to + n].iter().any(|who| who & FENCED != 0));
     }
 
-    /// Begins the copy of a box to an array.
+    /// Issues the copy of a box to an array.
     pub fn store_box(&mut self, t: &mut Thread, n: usize, x: &[Operand]) -> Result<(), String> {
         let [Operand::In(map, coordinates), from] = x else { return Err("operands".into()) };
         let from = self.address(t, from)?;
@@ -109,7 +109,7 @@ impl Block<'_> {
         t.n_stores += 1;
     }
 
-    /// Waits for all groups of a thread's copies but the last ones.
+    /// Waits for all but the last `left` groups of a thread's copies.
     pub fn wait_for_stores(&mut self, t: &mut Thread, left: usize) -> Result<(), String> {
         let me = self.number(t);
         let is_awaited = |pending: &Pending| pending.thread == me && pending.group + left < t.n_stores;

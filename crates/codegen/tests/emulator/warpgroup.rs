@@ -1,23 +1,22 @@
-//! Products of tiles that four warps compute together, of factors in shared memory.
+//! Warpgroup products, with operands in shared memory.
 //!
-//! Threads must have fenced the factors that they wrote there, which must stay as they are until the product
-//! is done; registers of sums, and of a factor of rows, are nobody else's from a fence on until all have
-//! waited.
+//! Threads must fence the operands that they wrote to shared memory, which must not change until the product
+//! is complete. Registers of sums and of operand A must not be accessed between a fence and the wait.
 
 use super::{Block, FENCED, Factor, Group, Instruction, Operand, Stop, Thread, list};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Threads that multiply together.
+/// Number of threads of a warpgroup.
 pub const GROUP: usize = 128;
-/// Rows of a product.
+/// Number of rows of a product.
 const ROWS: usize = 64;
-/// Bytes of each row, and of each column, that are multiplied.
+/// Number of bytes of each row and column in a product.
 const BYTES: usize = 32;
 
-/// Products of four warps that are on their way, by sets, the oldest first; the last one is not ended.
+/// Pending products of a warpgroup, by group, oldest first; the last group is open.
 pub struct Products {
     sets: VecDeque<Vec<Product>>,
-    /// The registers that they change.
+    /// Registers that the products change.
     registers: BTreeSet<usize>,
 }
 
@@ -32,7 +31,7 @@ impl Products {
         self.sets.iter().all(Vec::is_empty)
     }
 
-    /// Whether a product on its way reads some of the 16 bytes of a place.
+    /// Whether a pending product reads some of the 16 bytes at a position.
     pub fn read(&self, place: usize) -> bool {
         let factors = self.sets.iter().flatten().flat_map(|product| &product.factors);
         let mut places = factors.filter_map(|factor| match factor {
@@ -43,34 +42,34 @@ impl Products {
     }
 }
 
-/// A product on its way.
+/// Pending product.
 struct Product {
     text: String,
     factor: Factor,
     sums: Vec<usize>,
-    /// Registers of rows.
+    /// Registers of operand A.
     loaded: Vec<usize>,
-    /// Whether it adds to what they were.
+    /// Whether the product adds to the old sums.
     adds: bool,
-    /// Factors of rows and columns.
+    /// Operands A and B.
     factors: [Held; 2],
 }
 
-/// Factor of a product.
+/// Operand of a product.
 enum Held {
-    /// In shared memory: its descriptor, the positions in order, and the bytes there.
+    /// Operand in shared memory: its descriptor, the positions in order, and the bytes there.
     Shared(Matrix, Vec<usize>, Vec<u8>),
-    /// In registers: what each row has of the steps.
+    /// Operand in registers: the steps of each row.
     Loaded(Vec<Vec<f64>>),
 }
 
-/// Descriptor of a factor in shared memory.
+/// Descriptor of an operand in shared memory.
 #[derive(Clone, Copy)]
 struct Matrix {
     first: u64,
-    /// Bytes from eight rows of 128 bytes to the next eight.
+    /// Stride in bytes between groups of eight rows of 128 bytes.
     stride: u64,
-    /// Bytes from a step's row of 128 bytes to the step's next, in an MN-major factor.
+    /// Stride in bytes between the 128-byte rows of a step, for an MN-major operand.
     across: Option<u64>,
     n: usize,
 }
@@ -82,7 +81,7 @@ impl Matrix {
         let is_known = description & !fields == 0 && description >> 62 == 1 && first & 0x380 == 0;
         let fits = match is_across {
             false => between == 16 && (stride > 0 || n <= 8),
-            // A line of 64 numbers begins with a row.
+            // A line of 64 numbers begins at a row.
             true => between % 1024 == 0 && (between > 0 || n <= 64) && stride > 0 && first % 128 == 0,
         };
         if !is_known || !fits || stride % 1024 != 0 {
@@ -91,8 +90,8 @@ impl Matrix {
         Ok(Matrix { first, stride, across: is_across.then_some(between), n })
     }
 
-    /// Positions of units of 16 bytes, swizzled by the number of the row in the address. Units of a row or
-    /// column of the tile come one after the other or, in an MN-major factor, those of a step.
+    /// Positions of 16-byte units, swizzled by the row index in the address. Units of a row or column of the
+    /// tile are consecutive; for an MN-major operand, those of a step.
     fn places(self) -> Vec<usize> {
         let Matrix { first, stride, across, n } = self;
         let place = |row: u64, from: u64| {
@@ -122,8 +121,8 @@ impl Matrix {
     }
 }
 
-/// Rows of a factor that the threads of four warps hold: the thread of number `32·w + 4·g + t` the steps `t`
-/// and `t + 4` of the rows `16·w + g` and `16·w + g + 8`, rows first.
+/// Rows of an operand in registers of a warpgroup: thread `32·w + 4·g + t` holds steps `t` and `t + 4` of
+/// rows `16·w + g` and `16·w + g + 8`, rows first.
 fn rows_of(threads: &[Thread], loaded: &[usize], factor: Factor) -> Vec<Vec<f64>> {
     let mut rows = vec![vec![0.0; BYTES / 4]; ROWS];
     for (number, t) in threads.iter().enumerate() {
@@ -155,7 +154,7 @@ fn registers(operand: &Operand, visit: &mut dyn FnMut(usize)) {
 }
 
 impl Block<'_> {
-    /// Notes what a thread does by itself to registers.
+    /// Records a thread's own accesses to registers.
     pub fn touch(&self, t: &mut Thread, instruction: &Instruction) -> Result<(), String> {
         let group = &self.groups[(self.number(t) as usize - 1) / GROUP];
         let mut taken = None;
@@ -171,14 +170,14 @@ impl Block<'_> {
         }
     }
 
-    /// Notes that a thread wrote to shared memory.
+    /// Records that a thread wrote to shared memory.
     pub fn wrote(&mut self, t: &mut Thread, to: usize, n: usize) {
         let me = self.number(t);
         self.writers[to..to + n].fill(me);
         t.unfenced.push((to, n));
     }
 
-    /// Carries out an instruction of all threads of four warps.
+    /// Executes a collective instruction of a warpgroup.
     pub fn group(&mut self, number: usize, threads: &mut [Thread]) -> Result<(), String> {
         let first = threads[0].stop;
         let Some(Stop::Group(at)) = first else { return Err(format!("four warps part: the first is at {first:?}")) };
@@ -292,8 +291,8 @@ impl Block<'_> {
         matrix.places().into_iter().flat_map(|place| self.shared[place..place + 16].iter().copied()).collect()
     }
 
-    /// The thread of number `32·w + 4·g + t` has of the columns `8·n` and after what it has of a warp's
-    /// product, of the rows `16·w` and after.
+    /// Writes the sums of a product. Thread `32·w + 4·g + t` has the fragment of a warp's tile product for
+    /// columns from `8·n` and rows from `16·w` on.
     fn finish(&self, threads: &mut [Thread], product: &Product) -> Result<(), String> {
         let Product { text, factor, sums, adds, factors, .. } = product;
         let is_changed = |held: &Held| matches!(held, Held::Shared(matrix, _, bytes) if self.read(*matrix) != *bytes);

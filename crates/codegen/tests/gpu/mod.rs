@@ -1,4 +1,4 @@
-//! Kernels for GPUs, written by hand.
+//! Handwritten GPU kernels.
 
 use std::slice::from_ref;
 
@@ -8,17 +8,17 @@ use tilewright_ir::{BufferId, DType, Index, LoopId, Scope, Stmt};
 
 use crate::common::*;
 
-/// A product of matrices, one tile of the result a block: `[m, k] · [k, n]`.
+/// Matrix product `[m, k] · [k, n]`, with one tile of the result per block.
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
     pub m: i64,
     pub n: i64,
     pub k: i64,
-    /// The tile of a block: rows, columns, and how much of the sum is in shared memory at a time.
+    /// Tile of a block: rows, columns, and reduction steps in shared memory at a time.
     pub block: [i64; 3],
-    /// The tile of a thread.
+    /// Tile of a thread.
     pub thread: [i64; 2],
-    /// Neighbours that are loaded and stored at once.
+    /// Number of adjacent elements loaded and stored at once.
     pub vector: i64,
 }
 
@@ -44,14 +44,14 @@ impl Product {
         let [ko, ki, i, j, l, copy] = ["ko", "ki", "i", "j", "l", "copy"].map(|name| p.add_loop(name));
         let (ty, tx) = (ix(t).floor_div(nx), ix(t).modulo(nx));
 
-        // A thread's rows and columns: pieces of a vector, as far apart as all threads' pieces are long.
+        // A thread's rows and columns: pieces of vector size, at a stride of the pieces of all threads.
         let place =
             |at: &Index, thread: &Index, n: i64| at.floor_div(w).scale(n * w).add(&thread.scale(w)).add(&at.modulo(w));
         let each = |var: LoopId, n: i64, f: &dyn Fn(Index) -> Vec<Stmt>| {
             let pieces = times(w, var).add(&ix(l));
             unrolled(var, n / w, vec![vector(l, w, f(pieces))])
         };
-        // `n` elements that threads bring to shared memory, vector by vector, each its share.
+        // Copy of elements to shared memory, vector by vector, divided among the threads.
         let bring = |n_rows: i64, n_columns: i64, f: &dyn Fn(Index, Index) -> Stmt| {
             let n_vectors = n_rows * n_columns / w;
             let at = ix(t).add(&times(n_threads, copy));

@@ -1,11 +1,11 @@
-//! NVIDIA's tools, which look at code for its GPUs.
+//! NVIDIA's tools for the analysis of GPU code.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Path of one of NVIDIA's tools: in the folder that `.ci/cuda-tools` fetches them to, else on the path.
+/// Path of an NVIDIA tool: in the folder to which `.ci/cuda-tools` fetches them, else on the path.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let fetched = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder").join("cuda-tools");
     let folders = std::env::var_os("PATH").unwrap_or_default();
@@ -26,10 +26,10 @@ pub struct Assembled {
     pub local_bytes: u64,
 }
 
-/// Assembles a module for a GPU and says what became of its kernels; the code goes to `out`.
+/// Assembles a module for a GPU to the file `out`, and returns the resources of its kernels.
 ///
 /// # Errors
-/// What the assembler does not take, or warns of.
+/// The assembler's errors or warnings.
 pub fn assemble(ptxas: &Path, ptx: &[u8], gpu: &str, out: &Path) -> Result<BTreeMap<String, Assembled>, String> {
     let text = out.with_extension("ptx");
     std::fs::write(&text, ptx).unwrap();
@@ -58,22 +58,22 @@ pub fn assemble(ptxas: &Path, ptx: &[u8], gpu: &str, out: &Path) -> Result<BTree
     Ok(kernels)
 }
 
-/// The opcodes of the last loop of a kernel's machine code, in order.
+/// Opcodes of the last loop of a kernel's machine code, in order.
 pub fn innermost_loop(nvdisasm: &Path, cubin: &Path) -> Vec<String> {
     let text = disassembled(nvdisasm, cubin);
-    // What follows the end of the code goes nowhere.
+    // Instructions after the final exit are padding.
     let end = text.lines().take_while(|line| !line.contains(" EXIT ;")).map(|line| line.len() + 1).sum::<usize>();
     loops(&text[..end.min(text.len())]).pop().expect("there is a loop")
 }
 
-/// The machine code of a module as text.
+/// Disassembles the machine code of a module.
 pub fn disassembled(nvdisasm: &Path, cubin: &Path) -> String {
     let done = Command::new(nvdisasm).arg("-c").arg(cubin).stdin(Stdio::null()).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// The opcodes of each loop of machine code, by where the loops end.
+/// Opcodes of each loop of machine code, in order of the loops' ends.
 pub fn loops(text: &str) -> Vec<Vec<String>> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let opcode = |line: &&str| {

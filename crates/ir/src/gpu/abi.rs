@@ -1,4 +1,4 @@
-//! Launch contract of kernels: the parameters that their code takes, and the size of a launch.
+//! Launch contract of kernels: their parameters and launch dimensions.
 
 use super::bulk::{self, TensorMap};
 use super::producer_warp::{self, has_producer_warp};
@@ -10,31 +10,33 @@ use crate::target::Target;
 /// Launch contract of a kernel on a target, shared by code generation, drivers and shipped libraries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Abi {
-    /// Buffers in device memory and how the kernel uses them: the first kernel parameters, as pointers.
+    /// Buffers in device memory and how the kernel uses them; pointers to them are the first kernel
+    /// parameters.
     pub buffers: Vec<(BufferId, BufferUse)>,
     /// Tensor maps (TMA descriptors): the kernel parameters after the buffers. Empty unless the target has
-    /// TMA, all bulk copies are boxes, and a producer warp or the iterations of one loop tell the pipeline
-    /// stages apart. Maps of bulk stores, which only kernels with a producer warp have, come last.
+    /// TMA, all bulk copies are boxes, and a producer warp or the iterations of a single loop distinguish the
+    /// pipeline stages. Maps of bulk stores, which only kernels with a producer warp have, come last.
     pub maps: Vec<TensorMap>,
     /// Grid size: number of blocks along x, y and z.
     pub grid: [i64; 3],
-    /// Block size: number of threads along x, y and z, those of all consumer teams, of the producer warp and
-    /// of converter warps included.
+    /// Block size: number of threads along x, y and z, including all consumer teams, the producer warp and
+    /// converter warps.
     pub block: [i64; 3],
-    /// Number of consumer teams, one behind the other along z: 1 unless there is a producer warp.
+    /// Number of consumer teams, consecutive along z; 1 unless there is a producer warp.
     pub n_teams: i64,
-    /// Whether the layer of threads along z behind those of all teams is the producer warp, which is not part
+    /// Whether the layer of threads along z after those of all teams is the producer warp, which is not part
     /// of the program.
     pub has_producer_warp: bool,
-    /// Number of converter warps, the layers of threads behind the producer warp.
+    /// Number of converter warps, the layers of threads along z after the producer warp.
     pub n_converters: i64,
-    /// Buffers that the producer warps of a cluster multicast, each half of every box. Where there are some,
-    /// the kernel's code asks for clusters of [`cluster::BLOCKS`] blocks along x; a plain launch makes them.
+    /// Buffers that the producer warps of a cluster multicast, each warp half of every box. If there are any,
+    /// the kernel's code requires clusters of [`cluster::BLOCKS`] blocks along x; a plain launch creates
+    /// them.
     pub shared_rings: Vec<BufferId>,
     /// Size of a block's shared memory in bytes.
     pub shared_bytes: u64,
-    /// Dynamic shared memory of the launch in bytes: all of it where it exceeds the target's default limit,
-    /// else 0.
+    /// Dynamic shared memory of the launch in bytes: all shared memory if it exceeds the target's default
+    /// limit, else 0.
     pub dynamic_shared_bytes: u64,
 }
 
@@ -47,7 +49,7 @@ impl Abi {
         let in_parts = !Matrices::of(&program.program, kernel).in_parts.is_empty();
         let n_converters = if has_producer_warp && in_parts { producer_warp::CONVERTERS } else { 0 };
         let shared_rings = if has_producer_warp { cluster::shared_rings(program, kernel) } else { Vec::new() };
-        // Without converter warps threads make both parts of what they copy.
+        // Without converter warps, the copying threads themselves compute both parts of each number.
         let are_counted = has_tma && (has_producer_warp || !in_parts && bulk::waits_in_one_loop(kernel));
         let [x, y, z] = kernel.block();
         let shared_bytes = kernel.shared_bytes(program);
@@ -70,10 +72,10 @@ impl Abi {
         }
     }
 
-    /// Index among `buffers` of the array of a tensor map.
+    /// Index in `buffers` of the array of a tensor map.
     ///
     /// # Panics
-    /// If the map is of another kernel.
+    /// If the map belongs to another kernel.
     pub fn array_of(&self, map: &TensorMap) -> usize {
         let at = self.buffers.iter().position(|(id, _)| *id == map.array);
         at.expect("invariant: an array that is copied is an argument")

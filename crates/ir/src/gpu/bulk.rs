@@ -1,7 +1,7 @@
-//! Bulk copies of boxes of arrays, which one thread starts and the GPU's TMA unit carries out.
+//! Bulk copies of boxes of arrays, which one thread issues and the GPU's TMA unit performs.
 //!
-//! Buffers of the scopes `bulk` and `fed` are filled by one thread of a block: by a loop nest around a store,
-//! whose subscripts in global memory follow those in shared memory:
+//! One thread of a block fills buffers of the scopes `bulk` and `fed`, with a loop nest around a store that
+//! copies a box of global memory to contiguous shared memory:
 //!
 //! ```text
 //! for r in 128 {
@@ -9,8 +9,8 @@
 //! }
 //! ```
 //!
-//! NVIDIA's GPUs from sm_90 on copy such a box in one instruction (`cp.async.bulk.tensor`), which takes a
-//! description of the array from the host, the tensor map: a [`TensorMap`].
+//! NVIDIA GPUs from sm_90 on copy such a box in one instruction (`cp.async.bulk.tensor`), which takes a
+//! description of the array that the host prepares, the tensor map ([`TensorMap`]).
 
 use super::warpgroup::{Matrices, ROW_BYTES, SWIZZLED_BYTES};
 use super::{GpuKernel, GpuProgram};
@@ -19,17 +19,17 @@ use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopKind, Program, Role, Scope, Stmt};
 
-/// Bytes of an mbarrier, which counts the bytes arrived in a pipeline stage.
+/// Size in bytes of an mbarrier, which counts the bytes arrived in a pipeline stage.
 pub const BARRIER_BYTES: u64 = 8;
 
 /// `CU_TENSOR_MAP_DATA_TYPE_TFLOAT32`: f32 in global memory, rounded to TF32 by the copy.
 pub const TFLOAT32: u32 = 11;
 
-/// Most dimensions of an array.
+/// Maximum number of dimensions of an array.
 const MOST_DIMENSIONS: usize = 5;
-/// Most elements of a box along a dimension.
+/// Maximum extent of a box along a dimension.
 const MOST_ALONG: i64 = 256;
-/// Divisor of the bytes of an array's rows and of a box's rows.
+/// Required divisor of the size in bytes of an array's rows and of a box's rows.
 const LEAST_BYTES: i64 = 16;
 
 /// Tensor map of a TMA copy: the array and the box that one instruction copies.
@@ -48,7 +48,7 @@ pub struct TensorMap {
 /// Arguments of CUDA's `cuTensorMapEncodeTiled` for a [`TensorMap`], innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMapFields {
-    /// `CUtensorMapDataType`: TFLOAT32 for f32 that the copy rounds, else the unsigned integer of the
+    /// `CUtensorMapDataType`: TFLOAT32 for f32 that the copy rounds, else the unsigned integer type of the
     /// element's width. Elements outside the array read as zeros.
     pub kind: u32,
     /// Elements of the array along each dimension.
@@ -102,7 +102,7 @@ pub struct Half {
 }
 
 impl BoxCopy {
-    /// Recognises a loop nest that copies a box; `None` for any other nest. `matrices` are the buffers in
+    /// Recognizes a loop nest that copies a box; `None` for any other nest. `matrices` are the buffers in
     /// shared memory whose rows of 128 bytes are swizzled.
     pub fn of(program: &Program, nest: &Loop, matrices: &Matrices, ranges: &Ranges) -> Option<BoxCopy> {
         let (mut loops, mut l) = (Vec::new(), nest);
@@ -139,7 +139,7 @@ impl BoxCopy {
         let mut ranges = ranges.clone();
         loops.iter().for_each(|(var, n)| ranges.push(*var, Index::from(*n)));
 
-        // Loops are digits of the position in shared memory, and each one subscript in the array.
+        // Each loop is a digit of the position in shared memory and one subscript of the array.
         let position = index.iter().zip(b.strides()).fold(Index::from(0), |sum, (i, s)| sum.add(&i.scale(s)));
         let position = ranges.simplify(&position);
         let mut extents = vec![1; a.shape.len()];
@@ -161,7 +161,8 @@ impl BoxCopy {
         if row % LEAST_BYTES != 0 || swizzled && row != ROW_BYTES {
             return None;
         }
-        // What is outside of the array is zero; nothing else is left out.
+        // The condition may only test the array's bounds, as TMA fills only elements outside the array with
+        // zeros.
         let is_bound = |cond: &&Cond| {
             let Cond::Lt(i, n) = cond else { return false };
             let left = i.sub(n);
@@ -174,13 +175,14 @@ impl BoxCopy {
             let zero = |i: &Index| loops.iter().fold(i.clone(), |i, (var, _)| i.substitute(*var, &0.into()));
             index.iter().map(|i| ranges.simplify(&zero(i))).collect::<Vec<_>>()
         };
-        // Tensor cores cut what they read from shared memory. Of numbers in two parts that is the first one.
+        // Tensor cores truncate f32 read from shared memory, so the copy rounds. For operands in two parts,
+        // truncation yields the first part.
         let rounded = swizzled && a.dtype == DType::F32 && !matrices.in_parts.contains(&to);
         let map = TensorMap { array, extents, swizzled, rounded };
         Some(BoxCopy { to, first: first(index), place: first(at), map })
     }
 
-    /// First half of the box, for multicast; `None` where it cannot be halved at the required alignment.
+    /// First half of the box, for multicast; `None` if it cannot be halved at the required alignment.
     pub fn half(&self, program: &Program) -> Option<Half> {
         let dimension = self.map.extents.iter().position(|n| *n > 1)?;
         let mut first = self.clone();
@@ -195,13 +197,13 @@ impl BoxCopy {
         (bytes % whole == 0).then_some(Half { first, dimension, extent })
     }
 
-    /// Bytes of the box in shared memory.
+    /// Size in bytes of the box in shared memory.
     pub fn bytes(&self, program: &Program) -> i64 {
         self.map.extents.iter().product::<i64>() * program.buffer(self.to).dtype.bytes() as i64
     }
 }
 
-/// The element that a value is where conditions hold; else it is zero.
+/// Matches a value that is an element if conditions hold and zero otherwise.
 fn element(value: &Expr) -> Option<(BufferId, &[Index], Vec<&Cond>)> {
     match value {
         Expr::Load(array, at) => Some((*array, at, Vec::new())),
@@ -214,7 +216,7 @@ fn element(value: &Expr) -> Option<(BufferId, &[Index], Vec<&Cond>)> {
     }
 }
 
-/// The conditions of a conjunction.
+/// Collects the conditions of a conjunction.
 fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
     match cond {
         Cond::True => {}
@@ -226,8 +228,8 @@ fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
     }
 }
 
-/// Whether no more than one loop of a kernel waits for copies, and none around it: its iterations then tell
-/// the stages apart.
+/// Whether at most one loop of a kernel waits for copies and no enclosing loop does, so that its iterations
+/// identify the pipeline stages.
 pub(super) fn waits_in_one_loop(kernel: &GpuKernel) -> bool {
     let mut n_loops = 0;
     let mut count = |s: &Stmt| n_loops += usize::from(matches!(s, Stmt::For(_)) && waits(s));
@@ -241,8 +243,8 @@ fn waits(stmt: &Stmt) -> bool {
     waits
 }
 
-/// Tensor maps of all bulk copies of a kernel, of halves of the boxes for buffers that are `shared` by a
-/// cluster; none where one of them is not a box.
+/// Tensor maps of all bulk copies of a kernel, with halved boxes for buffers that are `shared` by a cluster;
+/// empty if a copy is not a box.
 pub(super) fn all_maps(gpu: &GpuProgram, kernel: &GpuKernel, shared: &[BufferId]) -> Vec<TensorMap> {
     let rings: Vec<BufferId> = kernel.shared.iter().copied().filter(|b| is_ring(&gpu.program, *b)).collect();
     let stages = kernel.n_places(gpu) as i64;
@@ -259,7 +261,7 @@ fn is_ring(program: &Program, buffer: BufferId) -> bool {
     program.buffer(buffer).scope.is_tma()
 }
 
-/// The maps of a block; whether all of its stores to such rings are in boxes.
+/// Gathers the maps of a block; returns whether all of its stores to such rings are box copies.
 fn gather(
     program: &Program,
     block: &[Stmt],

@@ -1,9 +1,8 @@
 //! Thread block clusters: neighbouring blocks whose producer warps fill shared memory for each other (TMA
 //! multicast).
 //!
-//! In the program, the pipeline stages of buffers of the scope `multicast` are filled as those of the
-//! scope `fed`, by each block for itself. Two neighbouring blocks along x that copy the same box may halve
-//! the work:
+//! In the program, each block fills the pipeline stages of buffers of the scope `multicast` for itself, as
+//! with the scope `fed`. Two neighbouring blocks along x that copy the same box may halve the work:
 //!
 //! ```text
 //! block 2·w                              block 2·w + 1
@@ -11,8 +10,8 @@
 //!   copy half of B to B.s of both          copy the other half of B to B.s of both
 //! ```
 //!
-//! [`shared_rings`] says of which buffers that is so. On other GPUs, and where there is none, `multicast`
-//! means the same as `fed`.
+//! [`shared_rings`] determines the buffers for which blocks do so. On other GPUs, and in kernels without such
+//! buffers, `multicast` means the same as `fed`.
 
 use super::bulk::BoxCopy;
 use super::warpgroup::Matrices;
@@ -21,12 +20,12 @@ use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt, TensorProduct};
 
-/// Blocks of a cluster, neighbours along x.
+/// Number of blocks in a cluster, neighbours along x.
 pub const BLOCKS: i64 = 2;
 
-/// Buffers that the blocks of a cluster multicast, as each of their copies is the same for both blocks. Empty
-/// unless the [producer warps](producer_warp::has_producer_warp) of both run the same sequence of copies and
-/// products.
+/// Buffers that the blocks of a cluster multicast because every copy to them is the same in both blocks.
+/// Empty unless the [producer warps](producer_warp::has_producer_warp) of both run the same sequence of
+/// copies and products.
 pub fn shared_rings(gpu: &GpuProgram, kernel: &GpuKernel) -> Vec<BufferId> {
     let Some((block, n)) = kernel.blocks[0].filter(|(_, n)| n % BLOCKS == 0) else { return Vec::new() };
     let program = &gpu.program;
@@ -44,21 +43,22 @@ pub fn shared_rings(gpu: &GpuProgram, kernel: &GpuKernel) -> Vec<BufferId> {
     if pair.are_alike(&kernel.body, &mut ranges) { pair.shared } else { Vec::new() }
 }
 
-/// Two neighbouring blocks, and what they may fill for each other.
+/// Two neighbouring blocks, and the buffers that they may fill for each other.
 struct BlockPair<'p> {
     program: &'p Program,
     /// Buffers that warpgroups multiply.
     matrices: Matrices,
-    /// Number of a block along x: that of its cluster, times [`BLOCKS`], and its rank there.
+    /// Variable of the block index along x: the cluster's index times [`BLOCKS`], plus the rank in the
+    /// cluster.
     block: LoopId,
     cluster: LoopId,
     rank: LoopId,
-    /// Buffers all of whose copies so far are the same for both.
+    /// Buffers for which all copies so far are the same in both blocks.
     shared: Vec<BufferId>,
 }
 
 impl BlockPair<'_> {
-    /// Whether both blocks go through the same copies and products, stage by stage.
+    /// Whether both blocks run the same sequence of copies and products, stage by stage.
     fn are_alike(&mut self, block: &[Stmt], ranges: &mut Ranges) -> bool {
         block.iter().all(|stmt| {
             if let Stmt::For(l) = stmt
@@ -88,7 +88,7 @@ impl BlockPair<'_> {
         })
     }
 
-    /// Whether a statement holds copies or products.
+    /// Whether a statement contains copies or products.
     fn is_about_stages(&self, stmt: &Stmt) -> bool {
         let mut is = false;
         stmt.walk(&mut |s| {
@@ -98,16 +98,16 @@ impl BlockPair<'_> {
         is
     }
 
-    /// Whether an index has one value for both blocks.
+    /// Whether an index has the same value in both blocks.
     fn is_same(&self, index: &Index, ranges: &Ranges) -> bool {
         !self.by_cluster(index, ranges).uses(self.rank)
     }
 
-    /// Whether a condition holds for both blocks or for neither.
+    /// Whether a condition holds in both blocks or in neither.
     fn holds_alike(&self, cond: &Cond, ranges: &Ranges) -> bool {
         match cond {
             Cond::True => true,
-            // An even number is less than another one exactly where the odd number behind it is.
+            // An even number is less than another even number if and only if its odd successor is.
             Cond::Lt(a, b) => {
                 let distance = self.by_cluster(&a.sub(b), ranges);
                 let is_less = halved(&distance, ranges).map(|(half, _)| half).unwrap_or(distance);
@@ -120,8 +120,8 @@ impl BlockPair<'_> {
         }
     }
 
-    /// An index in terms of cluster and rank, of which quotients by even numbers, and the high digits of
-    /// remainders, are freed of the rank.
+    /// Rewrites an index in terms of cluster and rank, removing the rank from quotients by even numbers and
+    /// from the high digits of remainders.
     fn by_cluster(&self, index: &Index, ranges: &Ranges) -> Index {
         let number = Index::from(self.cluster).scale(BLOCKS).add(&self.rank.into());
         index.substitute(self.block, &number).rewrite(&mut |atom| match atom {
@@ -136,7 +136,7 @@ impl BlockPair<'_> {
     }
 }
 
-/// Quotient and remainder of an index by [`BLOCKS`], where terms of the index tell.
+/// Quotient and remainder of an index by [`BLOCKS`], if its terms determine them.
 fn halved(index: &Index, ranges: &Ranges) -> Option<(Index, Index)> {
     let (half, odd) = index.multiples(BLOCKS);
     let is_rest = ranges.lower(&odd)? >= 0 && ranges.upper(&odd)? < BLOCKS;

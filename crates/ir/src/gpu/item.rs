@@ -7,17 +7,17 @@ use crate::program::{BufferId, Loop, Stmt};
 
 /// Statements that a thread runs between two synchronization points.
 pub(super) struct ThreadRegion {
-    /// The thread axes that it is spread over; of others the first thread runs it.
+    /// Thread axes over which the region is distributed; along other axes, only the first thread runs it.
     pub axes: [bool; 3],
-    /// Conditions under which a thread runs it.
+    /// Conditions under which a thread runs the region.
     pub guards: Vec<Cond>,
-    /// Entry of a thread loop that it belongs to.
+    /// Entry of the thread loop to which the region belongs.
     pub region: usize,
     /// The statements.
     pub stmts: Vec<Stmt>,
 }
 
-/// A kernel's body, in terms of what all threads do alike.
+/// Part of a kernel's body: a construct common to all threads of a block, or a region that each thread runs.
 pub(super) enum Item {
     Loop { head: Loop, body: Vec<Item> },
     If { cond: Cond, then: Vec<Item>, otherwise: Vec<Item> },
@@ -27,7 +27,7 @@ pub(super) enum Item {
     Wait(u8),
 }
 
-/// Calls `visit` for every region, with the loops around it.
+/// Calls `visit` for every region, with its enclosing loops.
 pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut ThreadRegion, &Ranges)) {
     fn walk(items: &mut [Item], ranges: &mut Ranges, visit: &mut dyn FnMut(&mut ThreadRegion, &Ranges)) {
         for item in items {
@@ -45,7 +45,7 @@ pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut ThreadR
     walk(items, &mut Ranges::default(), visit);
 }
 
-/// Rewrites every access to a buffer, allocation included, to another buffer and other subscripts.
+/// Rewrites every access to a buffer, and its allocation, to another buffer and other subscripts.
 pub(crate) fn relocate(
     stmt: Stmt,
     from: BufferId,

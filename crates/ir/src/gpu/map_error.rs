@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Reason why a program cannot be mapped to GPU kernels; the schedule is at fault.
+/// Reason why a program cannot be mapped to GPU kernels, an error of the schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
     /// Block loop inside another kind of loop, or beside other statements.
@@ -56,12 +56,12 @@ pub enum MapError {
         /// Thread axis.
         axis: &'static str,
     },
-    /// Tile product that no tensor core instruction computes.
+    /// Tile product that no tensor core instruction can compute.
     #[error("warps cannot compute the product of tiles over loop `{name}`: {why} (bind and divide loops as tiles ask)")]
     TileProduct {
         /// Loop over the reduction steps.
         name: String,
-        /// Reason why the loop is no tile product.
+        /// Reason why the loop is not a tile product.
         why: &'static str,
     },
     /// Shared buffer allocated inside a thread loop.

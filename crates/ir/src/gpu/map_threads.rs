@@ -1,12 +1,13 @@
-//! Mapping of thread loops inside a block's loops to kernels whose threads run the whole body.
+//! Mapping of thread loops inside a block's loops to kernels in which each thread runs the whole body.
 //!
-//! A *region* is what one thread does between two places where threads may have to wait for each other: the
-//! inside of a thread loop without further thread loops, or statements outside of them, which the first
-//! thread of each axis carries out. The loops and conditions around regions are the same for all threads of a
-//! block. Between regions of which one may touch what another thread wrote in the other stands a barrier.
+//! A *region* is the code that a thread runs between two points where threads may have to synchronize: the
+//! body of an innermost thread loop, or statements outside of thread loops, which the first thread of each
+//! axis runs. The loops and conditions around regions are the same for all threads of a block. A barrier
+//! separates two regions if a thread may access in one of them an element that another thread accesses in the
+//! other, and one of both accesses writes.
 //!
-//! CUDA compilers from sequential loops do the same: Halide fuses the thread loops of a block and puts a
-//! barrier between any two of them; here one stands only where accesses may meet.
+//! Halide's CUDA backend is similar: it fuses the thread loops of a block and puts a barrier between any two
+//! of them. Here, barriers stand only where accesses may conflict.
 
 use crate::dependence::{Subscripts, are_disjoint};
 use crate::expr::Cond;
@@ -21,11 +22,11 @@ use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scop
 use crate::text::{cond_to_string, index_to_string};
 use std::collections::BTreeSet;
 
-/// Maps a scheduled program to kernels ready for code generation: unrolls loops marked so, with guards where
-/// extents vary, and puts small private buffers into registers.
+/// Maps a scheduled program to kernels ready for code generation: unrolls the loops marked for it, with
+/// guards where extents vary, and promotes small private buffers to registers.
 ///
-/// Each outermost nest of a part becomes a kernel; without block loops it has one block, without thread loops
-/// one thread.
+/// Each outermost nest of a part becomes a kernel, of one block if it has no block loops and of one thread if
+/// it has no thread loops.
 pub fn lower_gpu(program: &Program) -> Result<GpuProgram, MapError> {
     let simple = program.clone().map_parts(|block| simplify_block(block, &mut Ranges::default()));
     let mut mapper = Mapper {
@@ -50,26 +51,26 @@ pub fn lower_gpu(program: &Program) -> Result<GpuProgram, MapError> {
 /// Context of a statement in a loop nest.
 #[derive(Clone)]
 struct Inside {
-    /// The thread axes that loops around are bound to.
+    /// Thread axes to which enclosing loops are bound.
     axes: [bool; 3],
     /// Conditions under which a thread reaches the statement.
     guards: Vec<Cond>,
-    /// Tells one entry of a thread loop from another.
+    /// Identifies an entry of a thread loop.
     region: usize,
-    /// The innermost thread loop's name.
+    /// Name of the innermost enclosing thread loop.
     name: String,
 }
 
 struct Mapper {
     tables: Program,
-    /// Variables that kernels have for their thread axes, by axis; made when first needed.
+    /// Variables of the kernels' thread axes, by axis, created when first needed.
     threads: Vec<LoopId>,
     /// Temporaries that belong to a kernel.
     owned: BTreeSet<BufferId>,
 }
 
 impl Mapper {
-    /// The outermost nests of a part. What is allocated outside of them is the device's.
+    /// Collects the outermost nests of a part. Buffers allocated outside of them are in device memory.
     fn nests<'a>(&mut self, block: &'a [Stmt], out: &mut Vec<&'a Stmt>) {
         for stmt in block {
             match stmt {
@@ -129,7 +130,7 @@ impl Mapper {
         Ok(kernel)
     }
 
-    /// The variable of a thread axis.
+    /// Returns the variable of a thread axis.
     fn thread(&mut self, axis: usize) -> LoopId {
         while self.threads.len() <= axis {
             let name = LoopKind::Thread(self.threads.len() as u8).name();
@@ -140,7 +141,7 @@ impl Mapper {
         self.threads[axis]
     }
 
-    /// Gives a nest temporaries of its own where a kernel before has some of the same.
+    /// Replaces a nest's temporaries with new ones if an earlier kernel owns the same.
     fn own_temporaries(&mut self, nest: &mut Stmt) {
         let mut allocated = BTreeSet::new();
         nest.walk(&mut |s| {
@@ -169,7 +170,7 @@ impl Mapper {
         MapError::Extent { name, axis: l.kind.name(), extent }
     }
 
-    /// Raises the extents of thread axes to those of the thread loops inside.
+    /// Raises the extents of thread axes to those of the thread loops in a block of statements.
     fn extents(
         &self,
         block: &[Stmt],
@@ -211,7 +212,7 @@ impl Mapper {
     }
 }
 
-/// The name with a number behind it that makes it free.
+/// Appends a number to the name that makes it unused.
 fn new_name(name: &str, free: impl Fn(&str) -> bool) -> String {
     (1..).map(|n| format!("{name}.{n}")).find(|name| free(name)).expect("some number is free")
 }
@@ -225,7 +226,7 @@ struct NestMapping<'m> {
 }
 
 impl NestMapping<'_> {
-    /// Whether threads do not simply carry it out by themselves.
+    /// Whether all threads must run a statement together, rather than each thread by itself.
     fn is_common(&self, stmt: &Stmt) -> bool {
         let mut found = false;
         stmt.walk(&mut |s| {
@@ -241,7 +242,7 @@ impl NestMapping<'_> {
         found
     }
 
-    /// Takes thread loops out of what is around them.
+    /// Hoists thread loops out of the statements around them.
     fn hoist(&mut self, block: Vec<Stmt>, inside: &Inside, out: &mut Vec<Item>) -> Result<(), MapError> {
         for stmt in block {
             match stmt {
@@ -288,12 +289,12 @@ impl NestMapping<'_> {
                     }
                 }
                 Stmt::Alloc(b) => {
-                    // It does not part what one thread does in one go.
+                    // An allocation does not end the current region.
                     let joins = matches!(out.last(), Some(Item::Region(last)) if last.region == inside.region);
                     out.insert(out.len() - usize::from(joins), Item::Alloc(b, inside.axes));
                 }
                 Stmt::Barrier => {}
-                // What is there then is there for all.
+                // The barrier makes each thread's arrived copies visible to all others.
                 Stmt::Wait(n) => out.extend([Item::Wait(n), Item::Barrier]),
                 stmt => {
                     if let Some(Item::Region(last)) = out.last_mut()
@@ -311,8 +312,8 @@ impl NestMapping<'_> {
         Ok(())
     }
 
-    /// Thread loops under a condition: what is the same for the whole block stays around them, what differs
-    /// from thread to thread becomes a guard.
+    /// Hoists thread loops out of a condition: parts that are uniform in the block stay around them, parts
+    /// that differ between threads become guards.
     fn condition(
         &mut self,
         cond: Cond,
@@ -349,15 +350,15 @@ impl NestMapping<'_> {
 
 // Barriers.
 
-/// An access to memory that threads share.
+/// Access to memory that threads share.
 #[derive(Clone, PartialEq)]
 struct SharedMemoryAccess {
     buffer: BufferId,
     index: Vec<Index>,
     axes: [bool; 3],
-    /// The loops around it, outermost first.
+    /// Enclosing loops, outermost first.
     loops: Vec<(LoopId, Index)>,
-    /// Number of the loops that are outside both its region and what follows.
+    /// Number of enclosing loops that contain both its region and the items that follow.
     n_outside: usize,
     writes: bool,
     age: Age,
@@ -366,16 +367,16 @@ struct SharedMemoryAccess {
 /// Iteration of an access, relative to later accesses that may conflict with it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Age {
-    /// An iteration that all loops around both share.
+    /// Same iteration of all common loops.
     Same,
-    /// The previous iteration of this loop.
+    /// Previous iteration of this loop.
     Before(LoopId),
-    /// Some earlier iteration.
+    /// Unspecified earlier iteration.
     Unknown,
 }
 
 impl Age {
-    /// Age after another iteration of a loop.
+    /// Age after one more iteration of a loop.
     fn after(self, var: LoopId) -> Age {
         if self == Age::Same { Age::Before(var) } else { Age::Unknown }
     }
@@ -402,7 +403,7 @@ struct Barriers<'p> {
     placed: bool,
 }
 
-/// Puts barriers between regions of which one may touch what another thread touches in the other.
+/// Places barriers between regions in which different threads may access the same element.
 fn place_barriers(tables: &Program, items: &mut Vec<Item>, threads: [Option<LoopId>; 3], outside: &Ranges) {
     if threads.iter().all(Option::is_none) {
         return;
@@ -423,7 +424,8 @@ fn place_barriers(tables: &Program, items: &mut Vec<Item>, threads: [Option<Loop
 }
 
 impl Barriers<'_> {
-    /// Goes through a sequence; `pending` are the accesses since the last barrier on any way here.
+    /// Places the barriers of a sequence; `pending` holds the accesses since the last barrier on any path to
+    /// it.
     fn sequence(
         &mut self,
         items: &mut Vec<Item>,
@@ -454,8 +456,8 @@ impl Barriers<'_> {
                 Item::Loop { head, body } => {
                     loops.push((head.var, head.extent.clone()));
                     let mut before = std::mem::take(pending);
-                    // What one iteration leaves pending the next one meets; each round adds to it or places a
-                    // barrier, and there are finitely many of both.
+                    // Accesses pending at the end of one iteration may conflict with the next; each round
+                    // adds pending accesses or places a barrier, so the fixpoint iteration terminates.
                     loop {
                         let entered = pending.clone();
                         let placed = std::mem::take(&mut self.placed);
@@ -473,7 +475,7 @@ impl Barriers<'_> {
                         *pending = entered;
                         left.into_iter().for_each(|access| add(pending, access));
                     }
-                    // Behind its end all were in the same iteration of the loops around it.
+                    // After the loop, all accesses belong to the same iteration of the enclosing loops.
                     for access in std::mem::take(pending) {
                         let n_outside = access.n_outside.min(loops.len() - 1);
                         add(pending, SharedMemoryAccess { age: Age::Same, n_outside, ..access });
@@ -482,7 +484,7 @@ impl Barriers<'_> {
                     let way = self.way(body, loops, &before);
                     loops.pop();
                     match way {
-                        // Once before the loop rather than in each iteration.
+                        // One barrier before the loop rather than one in each iteration.
                         BarrierPath::Meets => {
                             items.insert(at, Item::Barrier);
                             self.placed = true;
@@ -499,7 +501,7 @@ impl Barriers<'_> {
         }
     }
 
-    /// Follows earlier accesses through a sequence that has the barriers it needs.
+    /// Follows earlier accesses through a sequence whose barriers are already placed.
     fn way(&self, items: &[Item], loops: &mut Vec<(LoopId, Index)>, pending: &[SharedMemoryAccess]) -> BarrierPath {
         for item in items {
             let way = match item {
@@ -538,7 +540,7 @@ impl Barriers<'_> {
         let mut ranges = Ranges::default();
         loops.iter().for_each(|(var, extent)| ranges.push(*var, extent.clone()));
         let mut out = Vec::new();
-        // A guard reads nothing: it is about indices.
+        // Guards are conditions on indices and read no buffers.
         self.gather(&region.stmts, (region.axes, loops.len()), &mut ranges, &mut out);
         out
     }
@@ -560,14 +562,14 @@ impl Barriers<'_> {
         }
     }
 
-    /// Whether two accesses, one of which writes, may be of one element by different threads.
+    /// Whether two accesses, at least one of them a write, may touch the same element in different threads.
     fn meet(&self, a: &SharedMemoryAccess, b: &SharedMemoryAccess) -> bool {
         if a.buffer != b.buffer || !(a.writes || b.writes) || take_turns(a, b) {
             return false;
         }
         let axes = self.threads.iter().enumerate().filter_map(|(axis, var)| Some((axis, (*var)?)));
         !axes.into_iter().all(|(axis, var)| match (a.axes[axis], b.axes[axis]) {
-            // The first thread of the axis in both.
+            // Both are run by the first thread of the axis.
             (false, false) => true,
             (true, true) => {
                 let [of_a, of_b] = [a, b].map(|access| self.around(access, var));
@@ -577,8 +579,8 @@ impl Barriers<'_> {
         })
     }
 
-    /// The loops around an access, those over blocks first, then the given thread axis: only the former are
-    /// the same for two threads.
+    /// Loops around an access: those over blocks first, which are the same for two threads, then the given
+    /// thread axis.
     fn around(&self, access: &SharedMemoryAccess, first: LoopId) -> Ranges {
         let mut ranges = Ranges::default();
         let is_thread = |var: LoopId| self.threads.contains(&Some(var));
@@ -591,8 +593,8 @@ impl Barriers<'_> {
     }
 }
 
-/// Whether an access in the same iteration or in the one before is of another part of a buffer that the
-/// iterations use in turns.
+/// Whether accesses in the same or the previous iteration touch different parts of a buffer that iterations
+/// use in rotation.
 fn take_turns(a: &SharedMemoryAccess, b: &SharedMemoryAccess) -> bool {
     let is_outside =
         |access: &SharedMemoryAccess, var: LoopId| access.loops[..access.n_outside].iter().any(|(v, _)| *v == var);
@@ -619,7 +621,7 @@ fn add(accesses: &mut Vec<SharedMemoryAccess>, access: SharedMemoryAccess) {
     }
 }
 
-/// The statements of a kernel.
+/// Emits the statements of a kernel.
 fn close(items: Vec<Item>, threads: [Option<LoopId>; 3], out: &mut Vec<Stmt>) {
     let block = |items| {
         let mut block = Vec::new();
@@ -648,8 +650,8 @@ fn close(items: Vec<Item>, threads: [Option<LoopId>; 3], out: &mut Vec<Stmt>) {
     }
 }
 
-/// Gives unrolled and vectorized loops of varying extents constant ones: the body of the one is guarded, of
-/// the other there is a guarded version beside the full one.
+/// Gives unrolled and vectorized loops of varying extents constant ones: the body of an unrolled loop is
+/// guarded; a vectorized loop gets a guarded version beside the full one.
 fn bound_extents(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     let each = |mut stmt: Stmt| {
         stmt.each_block_mut(ranges, |block, ranges| *block = bound_extents(std::mem::take(block), ranges));
@@ -657,7 +659,7 @@ fn bound_extents(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
         else {
             return stmt;
         };
-        // A loop inside may have got a guard.
+        // An inner loop may have received a guard.
         let is_vector = kind == LoopKind::Vectorized && body.iter().all(Stmt::is_vectorizable);
         let kind = if is_vector { kind } else { LoopKind::Unrolled };
         let whole = |extent, kind, body| Stmt::For(Loop { var, extent, kind, body });

@@ -1,7 +1,7 @@
 //! Programs for GPUs: kernels, and how a scheduled program becomes them.
 //!
 //! A GPU schedule is an ordinary program with block and thread loops. Thread loops stand inside the serial
-//! loops of a block, so that its sequential meaning is that of any other program:
+//! loops of a block, so that the program keeps its sequential meaning:
 //!
 //! ```text
 //! block.x bx in 4 {                          kernel run_0 (
@@ -16,8 +16,8 @@
 //!                                            }
 //! ```
 //!
-//! [`lower_gpu`] makes kernels of it, in which every thread runs the whole body; [`simt::run`] says what they
-//! compute, and finds races.
+//! [`lower_gpu`] converts it to kernels in which every thread runs the whole body; [`simt::run`] interprets
+//! kernels and finds races.
 
 mod abi;
 pub mod bulk;
@@ -51,10 +51,10 @@ use warpgroup::Matrices;
 pub struct GpuProgram {
     /// Tables of buffers and loops; its statements are empty.
     ///
-    /// What outlives a kernel is in [`Scope::Global`]; a private buffer has the shape of what one thread has
-    /// of it.
+    /// Buffers that outlive a kernel are in [`Scope::Global`]; a private buffer has the shape of one thread's
+    /// part.
     pub program: Program,
-    /// The kernels of [`Part::Prepare`], in order; each begins when the one before has ended.
+    /// Kernels of [`Part::Prepare`], in order; each begins after the previous one has ended.
     pub prepare: Vec<GpuKernel>,
     /// Kernels of the body.
     pub body: Vec<GpuKernel>,
@@ -75,14 +75,14 @@ pub struct GpuKernel {
     pub shared: Vec<BufferId>,
     /// Code of a thread.
     ///
-    /// No block or thread loops are inside. An allocated buffer is the thread's own. A condition on thread
-    /// variables is a guard. A [`Stmt::Barrier`] stands where threads may read or overwrite what another one
-    /// wrote or read, in shared memory or in global memory; it never stands under a condition on thread
-    /// variables or values, nor in a loop whose extent depends on thread variables.
+    /// The code has no block or thread loops. An allocated buffer is private to the thread. A condition on
+    /// thread variables is a guard. A [`Stmt::Barrier`] separates conflicting accesses of different threads
+    /// to shared or global memory; it is never under a condition on thread variables or values, nor in a loop
+    /// whose extent depends on thread variables.
     pub body: Vec<Stmt>,
 }
 
-/// Alignment in bytes of buffers in shared memory: the widest access of a thread.
+/// Alignment in bytes of buffers in shared memory, the size of the widest access of a thread.
 pub const SHARED_ALIGN: u64 = 16;
 
 /// Kind of accesses of a kernel to a buffer.
@@ -140,7 +140,7 @@ impl GpuKernel {
         let mut uses = vec![[false; 2]; of.program.buffers.len()];
         for stmt in &self.body {
             stmt.walk(&mut |s| {
-                // What is gathered is read as well.
+                // Gathers read their buffer as well.
                 s.own_nodes().for_each(|node| node.for_each_buffer(&mut |b| uses[b.0 as usize][0] = true));
                 s.for_each_own_read(&mut |b, _| uses[b.0 as usize][0] = true);
                 if let Some((b, _)) = s.own_write() {
@@ -167,7 +167,7 @@ impl GpuKernel {
         self.threads.map(|axis| axis.map_or(1, |(_, extent)| extent))
     }
 
-    /// The extents of block and thread axes.
+    /// Extents of block and thread axes.
     pub(crate) fn ranges(&self) -> Ranges {
         let mut ranges = Ranges::default();
         let axes = self.blocks.iter().chain(&self.threads).flatten();
@@ -181,9 +181,9 @@ impl GpuKernel {
     }
 
     /// Shared memory of a block in bytes: its buffers in order, the staging [boxes](store) of bulk stores,
-    /// then the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage, as many again for
-    /// the consumers of stages that a producer warp fills, again for converter warps, and one for each
-    /// consumer team where these take turns.
+    /// then mbarriers of [`bulk::BARRIER_BYTES`] each. Each pipeline stage of bulk copies has one mbarrier,
+    /// another for its consumers if a producer warp fills it, and another for converter warps; teams that
+    /// take turns have one each.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_produced());
         let n_teams = producer_warp::n_teams(self) as u64;
@@ -203,8 +203,9 @@ impl GpuKernel {
         all.saturating_add(barriers)
     }
 
-    /// Buffers in shared memory, in order, each with its bytes padded to a multiple of [`SHARED_ALIGN`];
-    /// twice as many where each number is stored in [two parts](Matrices::in_parts). `None` on overflow.
+    /// Buffers in shared memory, in order, each with its size in bytes padded to a multiple of
+    /// [`SHARED_ALIGN`]; twice the size if each number is stored in [two parts](Matrices::in_parts). The size
+    /// is `None` on overflow.
     pub fn shared_sizes<'k>(&'k self, program: &'k Program) -> impl Iterator<Item = (BufferId, Option<u64>)> + 'k {
         let Matrices { in_parts, .. } = Matrices::of(program, self);
         self.shared.iter().map(move |b| {
@@ -220,11 +221,11 @@ impl GpuKernel {
     }
 }
 
-/// The tables as in a program's text, then each kernel.
+/// Prints the tables as in a program's text, then each kernel.
 impl fmt::Display for GpuProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.program.to_string();
-        // The tables alone: the parts are empty.
+        // Only the tables, as the parts are empty.
         f.write_str(text.strip_suffix("run {\n}\n").unwrap_or(&text))?;
         for kernel in self.kernels() {
             let kinds: [fn(u8) -> LoopKind; 2] = [LoopKind::Block, LoopKind::Thread];

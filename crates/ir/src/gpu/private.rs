@@ -1,4 +1,5 @@
-//! Privatization: buffers allocated once for all threads of a block, reduced to the elements of one thread.
+//! Privatization, which reduces buffers allocated once for all threads of a block to the elements of one
+//! thread.
 //!
 //! An accumulator that lives across a loop with barriers is allocated outside of the thread loops, with
 //! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread accesses only the elements
@@ -12,7 +13,7 @@ use crate::index::{Atom, Index, Ranges, gcd};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 use crate::text::index_to_string;
 
-/// Gives each thread its slice of every buffer that is allocated outside of thread loops that use it.
+/// Gives each thread its slice of every buffer that is allocated outside of the thread loops that use it.
 ///
 /// `outside` holds the loops over blocks and threads.
 pub(super) fn separate(
@@ -52,12 +53,12 @@ fn allocations(items: &[Item], out: &mut Vec<(BufferId, [bool; 3])>) {
     }
 }
 
-/// An access to a private buffer.
+/// Access to a private buffer.
 #[derive(Clone)]
 struct PrivateAccess {
     index: Vec<Index>,
     ranges: Ranges,
-    /// Whether the region is spread over the axis; else its first thread runs it.
+    /// Whether the region is distributed over the axis, rather than run by its first thread.
     is_spread: bool,
 }
 
@@ -88,18 +89,20 @@ fn uses(items: &mut [Item], buffer: BufferId, axis: usize, outside: &Ranges) -> 
     out
 }
 
-/// A subscript `high + weight·thread + low`, where `low < weight` and all of `high` divides by `base`.
+/// Digit of a subscript `high + weight·thread + low`, where `low < weight` and all terms of `high` are
+/// multiples of `base`.
 #[derive(Clone)]
 struct Digit {
-    /// The thread's number, or a digit of it.
+    /// Thread index, or a digit of it.
     thread: Atom,
     weight: i64,
-    /// Divisor of `high`; `None` where there is no `high`.
+    /// Divisor of `high`; `None` if there is no `high`.
     base: Option<i64>,
 }
 
 impl Digit {
-    /// The thread's digit in a subscript, the same in all uses. `all`: all digits of its number.
+    /// Finds the thread's digit in a subscript, the same in all uses. `all` holds all digits of the thread
+    /// index.
     fn of(thread: &Atom, all: &[Atom], dimension: usize, uses: &[PrivateAccess]) -> Option<Digit> {
         let weight_in = |index: &Index| index.terms().iter().find(|(atom, _)| atom == thread).map_or(0, |(_, c)| *c);
         let mut weights = uses.iter().filter(|u| u.is_spread).map(|u| weight_in(&u.index[dimension]));
@@ -128,13 +131,13 @@ impl Digit {
         });
         let thread = Index::atom(self.thread.clone()).scale(self.weight);
         let below_base = self.base.is_none_or(|base| {
-            // The digit of the first thread is there where no thread is.
+            // A region that the first thread runs accesses that thread's digit.
             within(&if of.is_spread { low.add(&thread) } else { low.clone() }, base)
         });
         !is_used_elsewhere && within(&low, self.weight) && below_base
     }
 
-    /// `high` divided by the base, and `low`.
+    /// Splits a subscript into `high` divided by the base, and `low`.
     fn parts(&self, subscript: &Index) -> (Index, Index) {
         let constant = subscript.constant();
         let base = self.base.unwrap_or(i64::MAX);
@@ -151,13 +154,13 @@ impl Digit {
         (high, low)
     }
 
-    /// The subscript without the digit.
+    /// Removes the digit from a subscript.
     fn without(&self, subscript: &Index) -> Index {
         let (high, low) = self.parts(subscript);
         high.scale(self.weight).add(&low)
     }
 
-    /// The extent without it.
+    /// Extent of the dimension without the digit.
     fn extent(&self, extent: i64) -> i64 {
         match self.base {
             Some(base) => (extent + base - 1) / base * self.weight,
@@ -182,7 +185,7 @@ fn slice(
         };
         let mut subscripts: Vec<String> = uses.iter().map(text).collect();
         subscripts.dedup();
-        // Two show it.
+        // Two subscripts suffice for the message.
         if subscripts.len() > 2 {
             subscripts.drain(1..subscripts.len() - 1);
         }
@@ -197,9 +200,9 @@ fn slice(
     Ok(())
 }
 
-/// Finds the digits of a thread's number among the subscripts, each in a single dimension: the number itself,
-/// or quotients and remainders that together tell threads apart. Last dimension first; of several in one
-/// dimension, each stands in what those before leave of it.
+/// Finds the digits of a thread index among the subscripts, each in a single dimension: the index itself, or
+/// quotients and remainders that together distinguish all threads. The last dimension comes first; if a
+/// dimension has several digits, each applies to the subscript that remains after removing the previous ones.
 fn digits(var: LoopId, rank: usize, uses: &[PrivateAccess]) -> Option<Vec<(usize, Digit)>> {
     let whole = [Atom::Var(var)];
     let find = |atom: &Atom, all: &[Atom], uses: &[PrivateAccess]| {
@@ -231,7 +234,7 @@ fn digits(var: LoopId, rank: usize, uses: &[PrivateAccess]) -> Option<Vec<(usize
     Some(digits)
 }
 
-/// Whether each value of a variable gives these atoms other values than all others do.
+/// Whether each value of a variable gives these atoms a distinct combination of values.
 fn tell_apart(atoms: &[Atom], var: LoopId, of: &PrivateAccess) -> bool {
     let Some(last) = of.ranges.upper(&var.into()) else { return false };
     let values = |n: i64| -> Option<Vec<i64>> {
@@ -241,11 +244,11 @@ fn tell_apart(atoms: &[Atom], var: LoopId, of: &PrivateAccess) -> bool {
     (0..=last).all(|n| values(n).is_some_and(|values| seen.insert(values)))
 }
 
-/// Takes a digit out of every use of a buffer.
+/// Removes a digit from every use of a buffer.
 fn without(tables: &mut Program, items: &mut [Item], id: BufferId, dimension: usize, digit: &Digit) {
     let buffer = tables.buffer(id);
     let extent = digit.extent(buffer.shape[dimension]);
-    // A dimension that is all digit goes, unless it is the only one.
+    // A dimension that consists of the digit alone is dropped, unless it is the only one.
     let drops = digit.base.is_none() && digit.weight == 1 && buffer.shape.len() > 1;
     let shape = &mut tables.buffers[id.0 as usize].shape;
     if drops {

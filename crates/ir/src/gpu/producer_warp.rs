@@ -1,8 +1,8 @@
 //! A producer warp that only copies, beside consumer warpgroups that only multiply (warp specialization).
 //!
-//! In the program, the pipeline stages of buffers of the scope `fed` are filled and read as those of the
-//! scope `bulk`: it has no further threads and runs its iterations in order. Where [`has_producer_warp`]
-//! holds, producer and consumers may each go through the stages at their own pace:
+//! In the program, the pipeline stages of buffers of the scope `fed` are filled and read like those of the
+//! scope `bulk`: there are no additional threads, and iterations run in order. If [`has_producer_warp`]
+//! holds, producer and consumers may each proceed through the stages at their own pace:
 //!
 //! ```text
 //! for k in 8 {                           for k in 8 {                    for k in 8 {
@@ -13,12 +13,12 @@
 //! }
 //! ```
 //!
-//! Nothing waits for all threads of the block then, and copies run ahead by as many stages as there are. The
-//! code generator moves the copies to the producer warp; elsewhere `fed` means the same as `bulk`.
+//! No barrier of the whole block remains, and copies run ahead by the number of stages. The code generator
+//! moves the copies to the producer warp; for other kernels and targets, `fed` means the same as `bulk`.
 //!
-//! Kernels that are a loop of the kind `turns` have [`TEAMS`] consumer teams of as many threads as the
-//! program has, which take iterations in turns (ping-pong). The producer warp copies for all of them in the
-//! order of the program, so that a team multiplies while another one stores:
+//! A kernel whose body is a loop of the kind `turns` has [`TEAMS`] consumer teams, each with the threads of
+//! the program, which alternate iterations (ping-pong). The producer warp copies for all teams in program
+//! order, so that one team multiplies while another one stores:
 //!
 //! ```text
 //! producer  copy tile 0   copy tile 1       copy tile 2       copy tile 3
@@ -26,8 +26,8 @@
 //! team 1                                    multiply tile 1   store tile 1
 //! ```
 //!
-//! Of the operands of `wgmmax3` the producer copies the f32 numbers as they are, which tensor cores cut to
-//! the first part. [`CONVERTERS`] converter warps make the second part, in which stages take one turn more:
+//! For operands of `wgmmax3`, the producer copies the f32 numbers unchanged, which tensor cores truncate to
+//! the first part. [`CONVERTERS`] converter warps compute the second part, an additional step of each stage:
 //!
 //! ```text
 //! wait until place is full
@@ -44,17 +44,17 @@ use crate::program::{LoopId, LoopKind, Program, Stmt};
 
 /// Number of producer warps, which follow the kernel's own warps along z.
 pub const WARPS: i64 = 1;
-/// Threads of the producer warps.
+/// Number of threads of the producer warps.
 pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
-/// Consumer teams that take iterations in turns, where a kernel has several.
+/// Number of consumer teams in kernels whose teams alternate iterations.
 pub const TEAMS: i64 = 2;
-/// Number of converter warps, which follow the producer warp. With it they have the registers of four warps,
-/// as the producer warp has alone.
+/// Number of converter warps, which follow the producer warp. Together, producer and converter warps have the
+/// registers of four warps, which the producer warp has alone in other kernels.
 pub const CONVERTERS: i64 = 2;
-/// Threads of the converter warps: 16 bytes each are eight rows of a matrix.
+/// Number of threads of the converter warps. At 16 bytes per thread, they cover eight rows of a matrix.
 pub const CONVERTER_THREADS: i64 = CONVERTERS * THREADS;
 
-/// Consumer teams of a kernel with a producer warp.
+/// Number of consumer teams of a kernel with a producer warp.
 pub fn n_teams(kernel: &GpuKernel) -> i64 {
     match kernel.body.as_slice() {
         [Stmt::For(l)] if l.kind == LoopKind::Turns => TEAMS,
@@ -62,10 +62,11 @@ pub fn n_teams(kernel: &GpuKernel) -> i64 {
     }
 }
 
-/// Whether a producer warp can make the copies of a kernel:
+/// Whether a producer warp can perform the copies of a kernel, which requires the following:
 /// - All its shared memory is of the scopes `fed` and `multicast`, filled by bulk copies and read by
 ///   warpgroup products alone.
-/// - It reads nothing that it writes to the device's memory, so that barriers guard the pipeline stages only.
+/// - The kernel reads nothing that it writes to device memory, so that barriers protect the pipeline stages
+///   only.
 /// - The n-th products read the n-th copies, and no copy overwrites their stage in between.
 pub fn has_producer_warp(gpu: &GpuProgram, kernel: &GpuKernel) -> bool {
     let program = &gpu.program;
@@ -143,7 +144,7 @@ impl StageUse<'_> {
     }
 }
 
-/// Lists the accesses of a block; `None` where a statement's products read several stages, or some threads do
+/// Lists the accesses of a block; `None` if a statement's products read several stages, or if some threads do
 /// not reach them.
 fn uses<'k>(
     program: &Program,
@@ -197,19 +198,19 @@ fn uses<'k>(
     Some(out)
 }
 
-/// Follows copies and products in the order of the program.
+/// Replay of copies and products in program order.
 struct CopyTrace {
-    /// Values of the loops around; thread indices are those of the first thread, which copies.
+    /// Values of the enclosing loops; thread indices are those of the first thread, which copies.
     values: Vec<(LoopId, i64)>,
-    /// The places that were copied to.
+    /// Pipeline stages that were copied to, in order.
     copied: Vec<i64>,
     /// Number of those copies that products have read.
     n_read: usize,
 }
 
 impl CopyTrace {
-    /// Follows the accesses; `None` where products read another stage than the one copied in their turn, or
-    /// where that cannot be decided.
+    /// Replays the accesses; `None` if the n-th products do not read the stage of the n-th copies, or if that
+    /// cannot be determined.
     fn follow(&mut self, uses: &[StageUse]) -> Option<()> {
         uses.iter().try_for_each(|one| match one {
             StageUse::Copy(place) => {
@@ -232,7 +233,7 @@ impl CopyTrace {
             StageUse::If(cond, uses) => match self.holds(cond) {
                 Some(true) => self.follow(uses),
                 Some(false) => Some(()),
-                // What some blocks do and others do not is whole by itself.
+                // Statements that only some blocks run must be balanced on their own.
                 None => {
                     self.are_over().then_some(())?;
                     self.follow(uses)?;
@@ -242,7 +243,7 @@ impl CopyTrace {
         })
     }
 
-    /// Whether products have read all that was copied.
+    /// Whether products have read all copies.
     fn are_over(&self) -> bool {
         self.n_read == self.copied.len()
     }

@@ -1,4 +1,4 @@
-//! Checks of tensor core products: of a single loop, and of all loops of a kernel.
+//! Checks of tensor core products, for a single loop and for all loops of a kernel.
 
 use super::tensor::warp;
 use super::{GpuKernel, GroupProduct, TileProduct, store};
@@ -10,7 +10,7 @@ use crate::program::{Loop, LoopId, LoopKind, Program, Stmt, TensorProduct};
 /// Checks that a loop is a product of kind `how`.
 ///
 /// # Errors
-/// The reason why the loop is no such product.
+/// The reason why the loop is not such a product.
 pub fn check(program: &Program, l: &Loop, how: TensorProduct, ranges: &Ranges) -> Result<(), &'static str> {
     match how {
         TensorProduct::Dot4 | TensorProduct::Dot2 => dot::check(program, l, how, &mut ranges.clone()),
@@ -22,16 +22,16 @@ pub fn check(program: &Program, l: &Loop, how: TensorProduct, ranges: &Ranges) -
     }
 }
 
-/// Whether warps compute the products of tiles in a kernel, all threads of each together.
+/// Checks that whole warps compute the tile products of a kernel.
 ///
 /// # Errors
-/// The loop of one that they do not, and why.
+/// The loop of a product that they cannot compute, and the reason.
 pub(super) fn require_warps(program: &Program, kernel: &GpuKernel) -> Result<(), (LoopId, &'static str)> {
     in_block(program, kernel, &kernel.body, [true; 2], &mut kernel.ranges())
 }
 
-/// Checks the products of a block; `together`: whether all threads of a warp, and all of a warpgroup, reach
-/// it.
+/// Checks the products of a block of statements; `together` says whether all threads of a warp, and all of a
+/// warpgroup, reach it.
 fn in_block(
     program: &Program,
     kernel: &GpuKernel,

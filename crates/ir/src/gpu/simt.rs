@@ -1,17 +1,17 @@
-//! Interpreter of kernels: computes the results of concurrent threads, and finds races.
+//! Interpreter of kernels, which computes the results of concurrent threads and finds races.
 //!
-//! [`run`] carries out kernel after kernel, block after block, and between two barriers thread after thread,
-//! in a [`ThreadOrder`] of choice. Of each element in shared memory and in the device's it knows who wrote
-//! and who read it last. So it finds, in whatever order it runs,
-//! - races: an element that a thread writes and another one of the block reads or writes without a barrier
-//!   between, or threads of different blocks within a kernel;
-//! - elements that are read, or written again, before the thread that stores them has waited for them to be
-//!   there ([`Scope::Async`]), by that thread too;
-//! - barriers that some threads of a block reach and others do not;
-//! - all that [`interp`](crate::interp) finds: accesses out of bounds, reads of what was never written (of
-//!   shared memory and private memory by that thread, too), and elements of outputs that nobody writes.
+//! [`run`] executes kernels, blocks, and the threads between two barriers one after the other, in the given
+//! [`ThreadOrder`]. For each element in shared and device memory, it records the last writer and reader. In
+//! any order, it therefore finds
+//! - races: an element that one thread writes and another one reads or writes, with no barrier between if
+//!   both are of one block, or in the same kernel if they are of different blocks;
+//! - elements of asynchronous copies ([`Scope::Async`]) that any thread reads or writes before the copying
+//!   thread has waited for their arrival;
+//! - barriers that only some threads of a block reach;
+//! - all faults that [`interp`](crate::interp) finds: accesses out of bounds, reads of elements never written
+//!   (also in shared and private memory), and elements of outputs that are never written.
 //!
-//! Values are those of [`interp`](crate::interp), to the last bit where no race is found.
+//! Without races, values are bit-identical to those of [`interp`](crate::interp).
 
 use crate::gpu::{GpuKernel, GpuProgram};
 use crate::interp::{
@@ -31,7 +31,7 @@ pub enum ThreadOrder {
     Forward,
     /// Descending, each thread until its next barrier.
     Reverse,
-    /// Random order of this seed, drawn anew for each statement that all threads reach in lockstep.
+    /// Random order from this seed, drawn anew for each statement that all threads reach in lockstep.
     Shuffled(u64),
 }
 
@@ -60,8 +60,8 @@ pub enum Conflict {
     ReadAfterWrite,
     /// The first thread reads the element, the second writes it.
     WriteAfterRead,
-    /// The first thread's asynchronous copy to the element may still be in flight, the second reads or writes
-    /// it.
+    /// The second thread reads or writes the element while the first thread's asynchronous copy to it may
+    /// still be in flight.
     OnItsWay,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// Reason why the kernels have no meaning on these arguments. The kernels are at fault, except for
+/// Reason why running the kernels on these arguments is undefined; a fault of the kernels, except for
 /// [`SimtFault::Arguments`].
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum SimtFault {
@@ -103,12 +103,12 @@ pub enum SimtFault {
         kernel: String,
         /// Condition, or loop extent, in which the threads differ.
         what: String,
-        /// Thread that takes one way.
+        /// Thread on one path.
         first: Thread,
-        /// Thread that takes the other way.
+        /// Thread on the other path.
         second: Thread,
     },
-    /// Fault of a single thread, as a program on a CPU could have.
+    /// Fault of a single thread, of a kind that CPU programs have as well.
     #[error("kernel {kernel}, {thread}: {fault}")]
     Fault {
         /// The kernel's name.
@@ -118,15 +118,15 @@ pub enum SimtFault {
         /// Kind of fault.
         fault: Box<Fault>,
     },
-    /// Arguments that do not fit, or outputs left unwritten.
+    /// Arguments that do not match the program, or outputs left unwritten.
     #[error(transparent)]
     Arguments(#[from] Fault),
 }
 
-/// Runs a GPU program on its arguments, as [`interp::run`](crate::interp::run) does a program.
+/// Runs a GPU program on its arguments, like [`interp::run`](crate::interp::run) for programs.
 ///
 /// # Errors
-/// [`SimtFault`], with the outputs in no particular state.
+/// [`SimtFault`]; the outputs are then unspecified.
 ///
 /// # Cost
 /// Some 10 million simple updates a second.
@@ -141,7 +141,7 @@ pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: ThreadOrder) -> 
 /// [`interp::run_held`](crate::interp::run_held).
 ///
 /// # Errors
-/// As [`run`].
+/// See [`run`].
 pub fn run_held(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: ThreadOrder) -> Result<(), SimtFault> {
     let program = &gpu.program;
     let expected = program.arguments().count();
@@ -172,7 +172,7 @@ pub fn run_held(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: ThreadOrder
     Ok(())
 }
 
-/// The numbers of splitmix64.
+/// Random number generator splitmix64.
 struct OrderSeed(u64);
 
 impl OrderSeed {
@@ -185,19 +185,19 @@ impl OrderSeed {
     }
 }
 
-/// Last accesses to an element, by epochs: intervals between barriers, numbered across all blocks and
-/// kernels. Threads are numbered across all blocks of a kernel.
+/// Last accesses to an element. Epochs are the intervals between barriers, numbered across all blocks and
+/// kernels; threads are numbered across all blocks of a kernel.
 #[derive(Clone, Copy, Default)]
 struct Mark {
     written: u64,
     writer: u32,
     read: u64,
     reader: u32,
-    /// Whether other threads have read it in the same epoch.
+    /// Whether other threads have read the element in the same epoch.
     others_read: bool,
-    /// Whether threads of other blocks have read it in the same kernel.
+    /// Whether threads of other blocks have read the element in the same kernel.
     other_blocks_read: bool,
-    /// Whether what was written last is still on its way.
+    /// Whether the last write is an asynchronous copy still in flight.
     on_its_way: bool,
 }
 
@@ -213,24 +213,24 @@ enum BufferMemory {
     Private,
 }
 
-/// Memory that knows who used it.
+/// Memory with a record of the last accesses.
 struct Watched {
     places: Vec<BufferMemory>,
     /// Contents that threads share, by buffer.
     common: Vec<Vec<f64>>,
     marks: Vec<Vec<Mark>>,
-    /// Private contents, by thread of the block and buffer, one after the other.
+    /// Private contents, by thread of the block and then by buffer.
     private: Vec<Vec<f64>>,
-    /// Groups of elements of pending asynchronous copies, by thread of the block, the oldest first; the last
+    /// Groups of elements of pending asynchronous copies, by thread of the block, oldest first; the last
     /// group is still open.
     groups: Vec<VecDeque<Vec<(u32, usize)>>>,
     n_threads: usize,
     block: usize,
     thread: usize,
     epoch: u64,
-    /// The first epoch of the kernel.
+    /// First epoch of the kernel.
     began: u64,
-    /// The first race: buffer, element, the thread before, what happened.
+    /// First race: buffer, element, earlier thread, kind of conflict.
     race: Option<(u32, usize, u32, Conflict)>,
 }
 
@@ -266,7 +266,7 @@ impl Watched {
         Ok(watched)
     }
 
-    /// A buffer that nothing was written to.
+    /// Resets a buffer to unwritten.
     fn renew(&mut self, at: usize, buffer: &Buffer) -> Result<(), Fault> {
         self.common[at] = undefined(buffer)?;
         self.marks[at] = vec![Mark::default(); self.common[at].len()];
@@ -277,7 +277,7 @@ impl Watched {
         (self.block * self.n_threads + self.thread) as u32
     }
 
-    /// Index of the thread's own copy of a buffer.
+    /// Index of the thread's private copy of a buffer.
     fn own(&self, buffer: u32) -> usize {
         self.thread * self.places.len() + buffer as usize
     }
@@ -288,8 +288,8 @@ impl Watched {
         !(first..first + self.n_threads).contains(&(other as usize))
     }
 
-    /// Whether what another thread did in an epoch to an element of the device's memory, or of what a block
-    /// shares, may happen at the same time.
+    /// Whether an access of another thread in an epoch, to device memory or to the block's shared memory, may
+    /// be concurrent with the current one.
     fn is_beside(&self, is_device: bool, epoch: u64, other: u32) -> bool {
         epoch == self.epoch && other != self.me() || is_device && epoch >= self.began && self.is_outside(other)
     }
@@ -386,7 +386,7 @@ impl Memory for Watched {
     }
 }
 
-/// A piece of a kernel's body.
+/// Piece of a kernel's body.
 enum BodyPiece {
     /// Code that each thread runs independently.
     Each(CompiledBlock),
@@ -394,7 +394,7 @@ enum BodyPiece {
     Loop {
         var: LoopId,
         extent: Linear,
-        /// Whether it may differ from thread to thread.
+        /// Whether the extent may differ between threads.
         varies: bool,
         body: Vec<BodyPiece>,
     },
@@ -414,7 +414,7 @@ fn has_barrier(stmt: &Stmt) -> bool {
     found
 }
 
-/// Cuts a body where threads wait; in small pieces also where all of them could.
+/// Splits a body at barriers and waits; with small pieces, also wherever all threads could synchronize.
 fn pieces(
     compiler: &mut ProgramCompiler,
     program: &Program,
@@ -521,7 +521,7 @@ fn run_kernel(
     Ok(running.machine.memory)
 }
 
-/// The place of a row-major number, x fastest.
+/// Coordinates of a linear index, x fastest.
 fn place_in(extents: [i64; 3], at: usize) -> [i64; 3] {
     let at = at as i64;
     [at % extents[0], at / extents[0] % extents[1], at / (extents[0] * extents[1])]
@@ -535,7 +535,7 @@ fn arrange(turns: &mut [usize], order: ThreadOrder, random: &mut OrderSeed) {
     }
 }
 
-/// A kernel on its way.
+/// Running kernel.
 struct RunningKernel<'a> {
     program: &'a Program,
     kernel: &'a GpuKernel,
@@ -606,7 +606,7 @@ impl RunningKernel<'_> {
         }
     }
 
-    /// A value that must be the same for all threads, as barriers depend on it.
+    /// Evaluates a value that must be the same for all threads, as barriers depend on it.
     fn alike<T: PartialEq>(
         &mut self,
         varies: bool,
@@ -632,7 +632,7 @@ impl RunningKernel<'_> {
         Ok(value)
     }
 
-    /// Translates the result of a thread's turn, or the race that it caused, into a fault.
+    /// Translates the result of running a thread, or the race that it caused, into a fault.
     fn after(&mut self, done: Result<(), Stopped>) -> Result<(), SimtFault> {
         if let Some((buffer, at, other, conflict)) = self.machine.memory.race {
             let b = self.program.buffer(BufferId(buffer));

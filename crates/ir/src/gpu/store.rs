@@ -1,7 +1,7 @@
-//! Bulk stores of boxes, which a warp writes to shared memory and the GPU's TMA unit to an array.
+//! Bulk stores of boxes, which a warp writes to shared memory and the GPU's TMA unit copies to an array.
 //!
-//! A loop marked `tma` goes over parts of eight columns of what a warp has of a product's tile: 16 rows of
-//! 128 bytes. Of each part a thread has two rows, and of these two neighbours:
+//! A loop marked `tma` iterates over the eight-column parts of a warp's fragment of a product's tile, which
+//! has 16 rows of 128 bytes. In each part, a thread has two adjacent elements in each of two rows:
 //!
 //! ```text
 //! thread.z w in 4 {
@@ -17,9 +17,9 @@
 //! }
 //! ```
 //!
-//! Such a loop says what each thread would store by itself, and no more. On sm_90a, in kernels with a
-//! [producer warp](super::producer_warp), each warp has [`SLOTS`] boxes in shared memory behind all else;
-//! elsewhere the loop is an unrolled one.
+//! Such a loop only says what each thread stores. On sm_90a, in kernels with a [producer
+//! warp](super::producer_warp), each warp has [`SLOTS`] staging boxes in shared memory after all buffers;
+//! elsewhere, the loop is unrolled.
 
 use super::bulk::TensorMap;
 use super::tensor::{self, WARP};
@@ -30,13 +30,13 @@ use crate::expr::Expr;
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, TensorProduct};
 
-/// Staging boxes of a warp in shared memory: one is filled while the other is stored.
+/// Number of staging boxes of a warp in shared memory: one is filled while the other is stored.
 pub const SLOTS: i64 = 2;
-/// Rows of a staging box.
+/// Number of rows of a staging box.
 pub const BOX_ROWS: i64 = ROWS / WARPS;
-/// Bytes of a staging box.
+/// Size in bytes of a staging box.
 pub const BOX_BYTES: i64 = BOX_ROWS * ROW_BYTES;
-/// Divisor of the bytes between neighbours in all dimensions of an array but the last.
+/// Required divisor of the strides in bytes of all dimensions of an array but the last.
 const LEAST_BYTES: i64 = 16;
 
 /// Bulk store of a warp's box.
@@ -46,11 +46,11 @@ pub struct BoxStore {
     pub place: Vec<Index>,
     /// Array and box, as a TMA descriptor.
     pub map: TensorMap,
-    /// Loops over two neighbours of a thread's two rows, each around a store.
+    /// Loops over two adjacent elements, one loop for each of a thread's two rows, each around a store.
     pub rows: [Loop; 2],
 }
 
-/// Number of parts of eight columns in a row of 128 bytes.
+/// Number of eight-column parts in a row of 128 bytes.
 pub fn parts(dtype: DType) -> i64 {
     ROW_BYTES / (COLUMNS * dtype.bytes() as i64)
 }
@@ -58,12 +58,12 @@ pub fn parts(dtype: DType) -> i64 {
 /// Checks that a loop stores the parts of a warp's fragment.
 ///
 /// # Errors
-/// The reason why it is none.
+/// The reason why the loop is not such a store.
 pub fn check(program: &Program, l: &Loop) -> Result<(), &'static str> {
     nest(program, l).map(drop)
 }
 
-/// The loops over two neighbours of a thread's two rows, each around a store, and the array.
+/// Finds the loops over two adjacent elements of a thread's two rows, each around a store, and the array.
 fn nest(program: &Program, l: &Loop) -> Result<([Loop; 2], BufferId), &'static str> {
     let n_of = |l: &Loop| l.extent.as_const();
     let rows: Vec<Stmt> = match l.body.as_slice() {
@@ -104,10 +104,10 @@ pub fn stored(l: &Loop) -> Option<(BufferId, &[Index], &Expr)> {
 }
 
 impl BoxStore {
-    /// Recognises the box that a warp stores; `x` and `y` are the variables of its threads.
+    /// Recognizes the box that a warp stores; `x` and `y` are the variables of its threads.
     ///
     /// # Errors
-    /// The reason why it is none.
+    /// The reason why the loop is not such a store.
     pub fn of(program: &Program, l: &Loop, [x, y]: [LoopId; 2], ranges: &Ranges) -> Result<BoxStore, &'static str> {
         let (rows, array) = nest(program, l)?;
         let a = program.buffer(array);
@@ -159,8 +159,8 @@ fn is_store(stmt: &Stmt) -> Option<&Loop> {
     }
 }
 
-/// Bytes of shared memory for the staging boxes of all warps of a kernel, from a multiple of
-/// [`SWIZZLED_BYTES`] on; 0 without bulk stores.
+/// Bytes of shared memory for the staging boxes of all warps of a kernel, aligned to [`SWIZZLED_BYTES`]; 0
+/// without bulk stores.
 pub fn staged_bytes(kernel: &GpuKernel) -> u64 {
     let mut stores = false;
     kernel.body.iter().for_each(|stmt| stmt.walk(&mut |s| stores |= is_store(s).is_some()));

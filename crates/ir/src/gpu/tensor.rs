@@ -1,9 +1,9 @@
-//! Products of tiles, as tensor cores compute them.
+//! Tile products computed by tensor cores.
 //!
-//! Tensor cores multiply a tile of 16 rows by one of 8 columns, 8 steps of the sum at a time, or 16 of
-//! factors of 16 bits. The 32 threads of a warp have four sums each: the thread `x`, `y` of 4 × 8 those of
-//! the rows `y` and `y + 8` and of the columns `2·x` and `2·x + 1`. So a schedule divides rows and columns,
-//! binds `x` and `y`, and marks the loop over the steps:
+//! Tensor cores multiply a tile of 16 rows by one of 8 columns, 8 reduction steps at a time, or 16 for 16-bit
+//! operands. Each of the 32 threads of a warp has four sums: thread `(x, y)` of 4 × 8 has rows `y` and
+//! `y + 8` of columns `2·x` and `2·x + 1`. A schedule therefore divides rows and columns, binds `x` and `y`,
+//! and marks the loop over the steps:
 //!
 //! ```text
 //! thread.y y in 8 {
@@ -17,15 +17,15 @@
 //! }
 //! ```
 //!
-//! Such a loop says what each thread would compute by itself, and no more. Which factors a thread
-//! loads for the others of its warp is the code generator's affair.
+//! Such a loop only says what each thread computes. The code generator decides which operand elements each
+//! thread of the warp loads.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, Program, Stmt, TensorProduct};
 
-/// Bytes that a tile has along the sum.
+/// Size in bytes of a tile along the reduction.
 const STEP_BYTES: i64 = 32;
 
 /// Reduction steps of one instruction (the k of `mma.sync`) for operands of a type.
@@ -52,15 +52,15 @@ pub struct TileProduct {
 }
 
 impl TileProduct {
-    /// Recognises a tile product: the loop's body is loops over rows and columns, unrolled or not.
+    /// Recognizes a tile product: the loop's body is loops over rows and columns, unrolled or not.
     ///
     /// # Errors
-    /// The reason why the loop is no such product.
+    /// The reason why the loop is not such a product.
     pub fn of(program: &Program, l: &Loop, how: TensorProduct) -> Result<TileProduct, &'static str> {
         TileProduct::of_updates(program, l, &updates(program, l, 2, how)?, how)
     }
 
-    /// Recognises the product in a loop with these updates.
+    /// Recognizes the product in a loop with these updates.
     pub(super) fn of_updates(
         program: &Program,
         l: &Loop,
@@ -93,7 +93,7 @@ impl TileProduct {
         })
     }
 
-    /// Whether the threads of a warp may compute it together, each its part.
+    /// Checks that the threads of a warp can compute the product together.
     pub(super) fn require_warp(
         &self,
         x: LoopId,
@@ -120,7 +120,7 @@ impl TileProduct {
     }
 }
 
-/// An update of one sum by the product of a factor of its row with one of its column.
+/// Update of one sum by the product of a factor of its row and a factor of its column.
 #[derive(Clone)]
 pub(super) struct Update {
     buffers: (BufferId, BufferId, BufferId),
@@ -130,7 +130,7 @@ pub(super) struct Update {
 }
 
 impl Update {
-    /// Exchanges the two factors, for programs that write the column's first.
+    /// Exchanges the two factors, for programs that write the column's factor first.
     fn swapped(self) -> Update {
         let Update { buffers: (sum, first, second), sum: index, row, column } = self;
         Update { buffers: (sum, second, first), sum: index, row: column, column: row }
@@ -147,7 +147,7 @@ fn factors(how: TensorProduct) -> &'static [DType] {
     }
 }
 
-/// The updates of a loop over steps, those inside repeated, each of so many iterations at most.
+/// Lists the updates of a loop over steps, inner loops unrolled, each of at most `most` iterations.
 pub(super) fn updates(program: &Program, l: &Loop, most: i64, how: TensorProduct) -> Result<Vec<Update>, &'static str> {
     let require_steps = |of: &[DType]| match of {
         _ if of.iter().any(|dtype| l.extent.as_const() == Some(steps(*dtype))) => Ok(()),
@@ -161,7 +161,7 @@ pub(super) fn updates(program: &Program, l: &Loop, most: i64, how: TensorProduct
     Ok(updates)
 }
 
-/// The type of the factors of an update that tensor cores make so.
+/// Checks that tensor cores can compute an update as `how`, and returns the type of its factors.
 fn factor(program: &Program, update: &Update, how: TensorProduct) -> Result<DType, &'static str> {
     let (sums, rows, columns) = update.buffers;
     let dtype_of = |b: BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
@@ -209,8 +209,7 @@ fn repeat(block: &[Stmt], most: i64, out: &mut Vec<Update>) -> Result<(), &'stat
     Ok(())
 }
 
-/// Variables of a warp's threads along x and y; `None` where the block's threads are not arranged as
-/// [`WARP`].
+/// Variables of a warp's threads along x and y; `None` if the block's threads are not arranged as [`WARP`].
 pub fn warp(threads: &[Option<(LoopId, i64)>; 3]) -> Option<[LoopId; 2]> {
     match threads {
         [Some((x, nx)), Some((y, ny)), _] if [*nx, *ny] == WARP => Some([*x, *y]),

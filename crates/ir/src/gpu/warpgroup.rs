@@ -1,8 +1,8 @@
-//! Matrix products of a warpgroup, four warps whose tensor cores read factors from shared memory (`wgmma`).
+//! Matrix products of warpgroups: four warps whose tensor cores read operands from shared memory (`wgmma`).
 //!
-//! A warpgroup multiplies a tile of 64 rows by one of up to 256 columns. Each warp has 16 of the rows, and of
-//! these, and each 8 columns, a thread holds the fragment of a [`TileProduct`]. So a schedule divides rows
-//! and columns, and marks the loop over the steps:
+//! A warpgroup multiplies a tile of 64 rows by one of up to 256 columns. Each warp has 16 of the rows; for
+//! each 8 columns, a thread holds the fragment of a [`TileProduct`]. A schedule therefore divides rows and
+//! columns, and marks the loop over the steps:
 //!
 //! ```text
 //! thread.z w in 4 {
@@ -22,10 +22,10 @@
 //! }
 //! ```
 //!
-//! Each factor is a [`SharedMatrix`] in shared memory, in rows of 128 bytes along the sum (K-major); f16 and
-//! bf16 may also be MN-major. The factor of rows of an f32 product that is not K-major reaches the tensor
-//! cores through registers, which threads load: its 64 rows may lie in any order. Of the factors of
-//! `wgmmax3`, shared memory holds the first 11 bits of each number, and behind all of them the remainders; a
+//! Each operand is a [`SharedMatrix`] in shared memory, in rows of 128 bytes along the reduction (K-major);
+//! f16 and bf16 may also be MN-major. Operand A of an f32 product that is not K-major reaches the tensor
+//! cores through registers, which threads load, so that its 64 rows may lie in any order. For operands of
+//! `wgmmax3`, shared memory holds the first 11 bits of each number and, after all of these, the remainders; a
 //! store to such a buffer writes both.
 
 use super::GpuKernel;
@@ -33,21 +33,21 @@ use super::tensor::{self, TileProduct, WARP};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt, TensorProduct};
 
-/// Warps of a warpgroup, adjacent along z.
+/// Number of warps of a warpgroup, adjacent along z.
 pub const WARPS: i64 = 4;
-/// Rows of a warpgroup's tile (the m of `wgmma`).
+/// Number of rows of a warpgroup's tile (the m of `wgmma`).
 pub const ROWS: i64 = 64;
 /// Maximum number of columns of a tile (the n of `wgmma`), a multiple of [`COLUMNS`].
 pub const MOST_COLUMNS: i64 = 256;
-/// Columns that one fragment of a tile covers.
+/// Number of columns that one fragment of a tile covers.
 pub const COLUMNS: i64 = 8;
-/// Bytes of a row of an operand in shared memory.
+/// Size in bytes of a row of an operand in shared memory.
 pub const ROW_BYTES: i64 = 128;
-/// Bytes of eight rows, the alignment of an operand. The 16-byte chunk `n` of row `r` is stored at `n ^ r`
-/// (the 128-byte swizzle), by all writers, so that rows lie in different banks.
+/// Size in bytes of eight rows, the alignment of an operand. All writers store the 16-byte chunk `n` of row
+/// `r` at `n ^ r` (the 128-byte swizzle), so that rows lie in different banks.
 pub const SWIZZLED_BYTES: i64 = 8 * ROW_BYTES;
 
-/// Warpgroup product as one thread sees it: two rows, and in each the thread's columns of all parts of the
+/// Warpgroup product as one thread sees it: two rows, each with the thread's columns of all parts of the
 /// tile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupProduct {
@@ -112,7 +112,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Finds the warpgroups of a block's threads; `None` where they do not form any.
+    /// Finds the warpgroups of a block's threads; `None` if the threads do not form any.
     pub fn of(threads: &[Option<(LoopId, i64)>; 3]) -> Option<Groups> {
         let [x, y] = tensor::warp(threads)?;
         let (z, n_warps) = threads[2].filter(|(_, n)| n % WARPS == 0)?;
@@ -124,18 +124,18 @@ impl Groups {
         self.axes[2]
     }
 
-    /// Warps of a block.
+    /// Number of warps of a block.
     pub fn n_warps(&self) -> i64 {
         self.n_warps
     }
 }
 
 impl GroupProduct {
-    /// Recognises a warpgroup product: the loop's body is loops over parts, rows and columns, unrolled or
+    /// Recognizes a warpgroup product: the loop's body is loops over parts, rows and columns, unrolled or
     /// not.
     ///
     /// # Errors
-    /// The reason why the loop is no such product.
+    /// The reason why the loop is not such a product.
     pub fn of(program: &Program, l: &Loop, how: TensorProduct) -> Result<GroupProduct, &'static str> {
         let updates = tensor::updates(program, l, MOST_COLUMNS / COLUMNS, how)?;
         if updates.is_empty() || updates.len() as i64 > 4 * MOST_COLUMNS / COLUMNS {
@@ -162,7 +162,7 @@ impl GroupProduct {
     /// Layouts of operands A and B, given the positions of elements in buffers.
     ///
     /// # Errors
-    /// In which way tensor cores cannot read them.
+    /// The reason why tensor cores cannot read them.
     pub fn factors(
         &self,
         program: &Program,
@@ -193,7 +193,7 @@ impl GroupProduct {
         Ok(WarpgroupFactors { rows, columns: lines_of(b).columns(&columns)? })
     }
 
-    /// Whether groups of warps of a kernel may compute it together.
+    /// Checks that the warpgroups of a kernel can compute the product together.
     pub(super) fn require_group(
         &self,
         program: &Program,
@@ -226,11 +226,11 @@ impl GroupProduct {
     }
 }
 
-/// Rows and columns of a factor in shared memory, as positions of their elements in terms of the threads and
-/// of the loop over steps.
+/// Rows and columns of an operand in shared memory, as positions of their elements in terms of the threads
+/// and of the reduction loop.
 struct Lines<'r> {
     buffer: BufferId,
-    /// Elements of a row of 128 bytes.
+    /// Number of elements in a row of 128 bytes.
     in_row: i64,
     is_half: bool,
     groups: Groups,
@@ -244,13 +244,14 @@ impl Lines<'_> {
         self.ranges.simplify(&index.substitute(var, &n.into()))
     }
 
-    /// Whether `n` values of a variable are these distances from the first one.
+    /// Whether the index at each of the first `n` values of a variable has the given distance from that at
+    /// the first value.
     fn along(&self, index: &Index, var: LoopId, n: i64, distance: &dyn Fn(i64) -> i64) -> bool {
         let first = self.at(index, var, 0);
         (1..n).all(|i| self.at(index, var, i).sub(&first).as_const() == Some(distance(i)))
     }
 
-    /// Whether in each group of warps another warp is this far from the first one.
+    /// Whether, in each warpgroup, the given warp has this distance from the first one.
     fn is_warp_apart(&self, index: &Index, warp: i64, distance: i64) -> bool {
         let Groups { axes: [_, _, z], n_warps } = self.groups;
         (0..n_warps / WARPS).all(|group| {
@@ -259,12 +260,12 @@ impl Lines<'_> {
         })
     }
 
-    /// Whether the steps of a line lie next to each other.
+    /// Whether the reduction steps of a line are adjacent in memory.
     fn is_next(&self, line: &Index) -> bool {
         self.along(line, self.steps, self.n_steps, &|n| n)
     }
 
-    /// Whether the steps of a line lie in rows of their own.
+    /// Whether each reduction step of a line lies in a separate row.
     fn is_across(&self, line: &Index) -> bool {
         self.is_half && self.along(line, self.steps, self.n_steps, &|n| n * self.in_row)
     }
@@ -276,7 +277,7 @@ impl Lines<'_> {
         let to_other = to_other.ok_or("its rows are not a fixed distance apart")?;
         let is_across = self.is_across(row);
         let to_next = if is_across { 1 } else { self.in_row };
-        // What is divided by the elements of a row is known of each warp.
+        // Divisions by the elements of a row are known for a fixed warp.
         let are_of_warp = |warp: i64| {
             let [own, other] = [row, other_row].map(|index| self.at(index, z, warp));
             self.along(&own, x, WARP[0], &|_| 0)
@@ -299,7 +300,7 @@ impl Lines<'_> {
         let is_across = self.is_across(column);
         let to_next = if is_across { 1 } else { self.in_row };
         let from_column = |index: &Index| index.sub(column).as_const();
-        // Parts that lie next to each other, and the distance of what does not.
+        // Number of parts that are adjacent, and the distance between groups of them.
         let together = if is_across { self.in_row / COLUMNS } else { 1 };
         let apart = columns.get(together as usize).map_or(Some(8 * self.in_row), |[next, _]| from_column(next));
         let apart = apart.ok_or("its columns are not a fixed distance apart")?;
@@ -317,8 +318,8 @@ impl Lines<'_> {
         self.matrix(column, is_across, apart)
     }
 
-    /// Matrix that begins with this line. `apart`: elements from eight lines to the next eight or, in an
-    /// MN-major factor, from a step's row to its next.
+    /// Returns the matrix that begins with this line. `apart` is the distance in elements from eight lines to
+    /// the next eight or, in an MN-major operand, between rows of one step.
     fn matrix(&self, line: &Index, is_across: bool, apart: i64) -> Result<SharedMatrix, &'static str> {
         let Groups { axes: [x, y, z], n_warps } = self.groups;
         let (buffer, in_row, n_steps) = (self.buffer, self.in_row, self.n_steps);
@@ -327,11 +328,11 @@ impl Lines<'_> {
             return Err("the steps of a row do not lie next to each other, and eight rows in 1,024 bytes");
         }
         let line = [x, y, self.steps].iter().fold(line.clone(), |line, var| self.at(&line, *var, 0));
-        // The first of the four warps says where it begins.
+        // The first of the four warps determines where the matrix begins.
         let group = Index::from(z).floor_div(WARPS).scale(WARPS);
         let first = self.ranges.simplify(&line.substitute(z, &group));
         let (stride, across) = if is_across { (eight_rows, Some(apart)) } else { (apart, None) };
-        // What is divided by the elements of a row is known of each group.
+        // Divisions by the elements of a row are known for a fixed warpgroup.
         let mut of_groups = (0..n_warps / WARPS).map(|group| self.at(&line, z, WARPS * group).residue(eight_rows));
         let residue = of_groups.next().flatten();
         match residue.filter(|residue| of_groups.all(|other| other == Some(*residue))) {
@@ -347,14 +348,14 @@ impl Lines<'_> {
 /// Buffers in shared memory that a kernel's warpgroup products read.
 #[derive(Clone, Debug, Default)]
 pub struct Matrices {
-    /// All of them.
+    /// All operands.
     pub all: Vec<BufferId>,
     /// Operands of 3xTF32 products, which hold each number in two parts: all high parts, then all low parts.
     pub in_parts: Vec<BufferId>,
 }
 
 impl Matrices {
-    /// Finds the operands in shared memory of a kernel.
+    /// Finds the operands of a kernel in shared memory.
     pub fn of(program: &Program, kernel: &GpuKernel) -> Matrices {
         Matrices {
             all: factors(program, kernel, &TensorProduct::is_of_groups),
@@ -386,7 +387,7 @@ fn factors(program: &Program, kernel: &GpuKernel, is: &dyn Fn(TensorProduct) -> 
     found
 }
 
-/// Whether something reads one of these buffers besides products of groups of warps.
+/// Whether anything other than warpgroup products reads one of these buffers.
 pub(super) fn reads_outside(stmt: &Stmt, buffers: &[BufferId]) -> bool {
     if let Stmt::For(l) = stmt
         && let LoopKind::Tensor(how) = l.kind

@@ -1,4 +1,4 @@
-//! Lowering of a scheduled program to the form that code generation takes: a linear pipeline of passes.
+//! Lowering of a scheduled program to the input of code generation, as a linear pipeline of passes.
 
 mod partition_loops;
 mod promote_registers;
@@ -16,16 +16,16 @@ use crate::index::Ranges;
 use crate::program::{Loop, Program, Stmt};
 use crate::verify::{VerifyError, verify};
 
-/// Pass of the lowering, by the unit that it rewrites.
+/// Lowering pass, by the unit that it rewrites.
 #[derive(Clone, Copy)]
 pub enum Pass {
-    /// Rewrites each part of a program by itself, given the ranges of the program's open (dynamic) sizes.
+    /// Rewrites each part of a program independently, given the ranges of the program's open (dynamic) sizes.
     Block(fn(Vec<Stmt>, &mut Ranges) -> Vec<Stmt>),
     /// Rewrites a whole program.
     Program(fn(Program) -> Program),
 }
 
-/// The passes with their names, in order.
+/// Passes with their names, in order.
 pub const PASSES: [(&str, Pass); 8] = [
     ("simplify", Pass::Block(simplify::simplify_block)),
     ("specialize_tails", Pass::Block(specialize_tails::specialize_tails)),
@@ -37,12 +37,12 @@ pub const PASSES: [(&str, Pass); 8] = [
     ("promote_registers", Pass::Program(promote_registers::promote_registers)),
 ];
 
-/// Versions of the same statements beyond which a pass makes no further ones: code size and compile time
-/// grow with each.
+/// Maximum number of versions of the same statements that a pass creates, as code size and compile time grow
+/// with each.
 const MOST_VERSIONS: u32 = 16;
 
-/// Makes up to so many versions of each loop of a block: `in_loop` writes what becomes of it, given the
-/// ranges of the loops around it.
+/// Creates up to `versions` versions of each loop of a block; `in_loop` writes them, given the ranges of the
+/// enclosing loops.
 fn version_loops(
     block: Vec<Stmt>,
     ranges: &mut Ranges,
@@ -71,23 +71,23 @@ fn version_loops(
     out
 }
 
-/// Runs all passes. The result computes the same, has no unrolled loops left, and its vectorized loops have
+/// Runs all passes. The result computes the same values, has no unrolled loops, and its vectorized loops have
 /// constant extents; a vectorized loop without a constant extent becomes serial.
 pub fn lower(program: &Program) -> Program {
     PASSES.into_iter().fold(program.clone(), |program, (_, pass)| run_pass(program, pass))
 }
 
-/// Lowers as [`lower`] does, and verifies the program after each pass, which takes several times as long. For
+/// Lowers like [`lower`] and verifies the program after each pass, which takes several times as long. For
 /// tests.
 ///
 /// # Panics
-/// If a pass leaves an invalid program: a bug in the pass it names.
+/// If a pass produces an invalid program, which is a bug in the pass that the message names.
 pub fn lower_verified(program: &Program) -> Program {
     PASSES.into_iter().fold(program.clone(), |program, (name, pass)| {
         let program = run_pass(program, pass);
         match verify(&program) {
-            // That iterations are independent was proven when the loop was annotated; the verifier may no
-            // longer see it in specialised indices.
+            // Independence of iterations was proven when the loop was annotated; specialized indices may keep
+            // the verifier from proving it again.
             Ok(()) | Err(VerifyError::Race { .. }) => program,
             Err(e) => panic!("pass {name} left an invalid program: {e}\n{program}"),
         }

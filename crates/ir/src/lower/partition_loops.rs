@@ -1,8 +1,8 @@
-//! Cuts off the first and last iterations of a loop in which conditions inside it are not decided.
+//! Peels the first and last iterations of a loop, for which conditions inside the loop are not statically
+//! decided.
 //!
-//! At the borders of a padded convolution some taps lie in the padding; everywhere else none does. A loop
-//! that alone decides which of the two it is becomes up to three, in the middle one of which the
-//! condition is gone:
+//! At the borders of a padded convolution, some taps lie in the padding; in the interior, none does. A loop
+//! that alone decides between the two becomes up to three loops, and the middle one needs no condition:
 //!
 //! ```text
 //!                                                   unrolled s in 3 { if 0 < s { … } }
@@ -12,9 +12,9 @@
 //!                                                   unrolled s in 3 { if s < 2 { … } }
 //! ```
 //!
-//! A parallel loop stays one, and tells the three apart by its variable. This is the loop
-//! partitioning of Halide (Ragan-Kelley et al., PLDI 2013, section 4.6); it cuts at run-time bounds,
-//! and this only at constants.
+//! A parallel loop stays a single loop that distinguishes the three pieces by its variable. Halide's loop
+//! partitioning (Ragan-Kelley et al., PLDI 2013, section 4.6) is the same transformation with run-time
+//! bounds; here, cuts are at constants only.
 
 use crate::expr::{Cond, TreePart};
 use crate::index::{Index, Ranges};
@@ -23,7 +23,7 @@ use crate::lower::unroll::{leaves, unroll_block};
 use crate::lower::{MOST_VERSIONS, version_loops};
 use crate::program::{Loop, LoopId, LoopKind, Stmt};
 
-/// Leaf statements, unrolled, of all versions of one loop's body.
+/// Maximum number of leaf statements after unrolling, over all versions of one loop's body.
 const MOST_STATEMENTS: usize = 4096;
 
 /// Partitions loops, in a block inside the loops of `ranges`.
@@ -55,7 +55,7 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     let mut pieces: Vec<Stmt> = Vec::new();
     let mut branches: Vec<(i64, Vec<Stmt>)> = Vec::new();
     for (&from, &to) in [0].iter().chain(&cuts).zip(ends) {
-        // The variable counts from the piece's start, so that its range is known there.
+        // The variable starts at zero in each piece, so that its range is known.
         let shift = |block: &[Stmt], by: i64| -> Vec<Stmt> {
             block.iter().map(|s| s.substitute(*var, &Index::from(*var).offset(by))).collect()
         };
@@ -67,7 +67,7 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         } else {
             ranges.push(*var, (to - from).into());
             let piece = in_block(simplify_block(shifted, ranges), ranges, versions / n_pieces);
-            // Repeated while the range is known: outside, the loop is whole again.
+            // Unrolled here while the range is known; outside the piece, the loop has its full range again.
             let piece = simplify_block(unroll_block(piece, ranges), ranges);
             ranges.pop();
             branches.push((to, shift(&piece, -from)));
@@ -82,7 +82,7 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     out.extend(pieces);
 }
 
-/// The pass inside a piece, which itself is cut no further.
+/// Runs the pass inside a piece, which itself is not cut further.
 fn in_pieces(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, versions: u32) -> Vec<Stmt> {
     block
         .into_iter()
@@ -98,8 +98,8 @@ fn in_pieces(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, versions: u32) 
         .collect()
 }
 
-/// Chooses the iterations at which to cut a loop of `n`: behind the first and ahead of the last special ones,
-/// in order.
+/// Chooses the iterations at which to cut a loop of `n` iterations, in order: after the first special
+/// iterations and before the last ones.
 fn cuts(l: &Loop, n: i64, ranges: &mut Ranges) -> Vec<i64> {
     if n < 2 {
         return Vec::new();
@@ -118,13 +118,13 @@ fn cuts(l: &Loop, n: i64, ranges: &mut Ranges) -> Vec<i64> {
 struct CutSearch<'r> {
     var: LoopId,
     n: i64,
-    /// The loops around the place searched.
+    /// Loops around the current statement.
     ranges: &'r mut Ranges,
-    /// Outer loops that are inside the one to cut, and whether each is unrolled or vectorized.
+    /// Loops between the loop to cut and the current statement, and whether each is unrolled or vectorized.
     inside: Vec<(LoopId, bool)>,
-    /// Iterations before this one do not decide some condition.
+    /// First iteration after those at the front that leave some condition undecided.
     front: i64,
-    /// Iterations from this one on do not decide some condition.
+    /// First iteration of those at the back that leave some condition undecided.
     back: i64,
 }
 
@@ -141,7 +141,7 @@ impl CutSearch<'_> {
                     self.ranges.pop();
                 }
                 Stmt::If { cond, then, otherwise } => {
-                    // Tested once an iteration, it costs nothing.
+                    // A test once per iteration costs almost nothing.
                     if !self.inside.is_empty() {
                         self.conditions(TreePart::Cond(cond));
                     }
@@ -157,13 +157,13 @@ impl CutSearch<'_> {
     fn conditions(&mut self, node: TreePart) {
         match node {
             TreePart::Cond(Cond::Lt(a, b)) => self.less(&b.sub(a).offset(-1)),
-            // An equality is decided by all iterations but one, which is not worth a copy of the rest.
+            // An equality holds in at most one iteration, which is not worth a copy of the rest.
             TreePart::Cond(Cond::True | Cond::Eq(..) | Cond::Less(..)) => {}
             node => node.children().for_each(|child| self.conditions(child)),
         }
     }
 
-    /// Takes note of the iterations that do not decide `0 <= e`.
+    /// Records the iterations that leave `0 <= e` undecided.
     fn less(&mut self, e: &Index) {
         let step = e.coefficient(self.var);
         let rest = e.sub(&Index::from(self.var).scale(step));
@@ -175,22 +175,21 @@ impl CutSearch<'_> {
             }
             None => is_alone = false,
         });
-        // What a serial loop inside decides with this one is tested there, once an iteration; that costs much
-        // only where each unrolled copy has a test of its own.
+        // A condition that also depends on an inner serial loop is tested once per iteration of that loop,
+        // which is expensive only if each unrolled copy has a separate test.
         if step == 0 || rest.uses(self.var) || waits && !is_repeated {
             return;
         }
         let (Some(least), Some(most)) = (self.ranges.lower(&rest), self.ranges.upper(&rest)) else { return };
-        // Undecided from `start` to `end`: the first value of the variable for which it may hold (may not
-        // hold, where it falls), and the first for which it must (must not).
+        // The condition is undecided from `start` to `end`: the first value of the variable for which it may
+        // hold (or may fail, if `e` decreases), and the first for which it must hold (or fail).
         let (start, end) = if step > 0 {
             (-most.div_euclid(step), -least.div_euclid(step))
         } else {
             (least.div_euclid(-step) + 1, most.div_euclid(-step) + 1)
         };
         let (start, end) = (start.clamp(0, self.n), end.clamp(0, self.n));
-        // The iterations cut off decide the condition by themselves only where no loop further
-        // out takes part.
+        // The peeled iterations decide the condition on their own only if it depends on no outer loop.
         let few = if is_alone { (self.n / 4).max(1) } else { self.n / 4 };
         if end <= few && end <= self.n - start {
             self.front = self.front.max(end);

@@ -1,17 +1,17 @@
-//! Puts small temporaries into registers.
+//! Promotes small temporaries to registers.
 //!
-//! A tile handed from one stage to the next inside the loops over tiles is a temporary in local memory. Where
-//! every subscript is known once loops are unrolled, and vectors are always written and read whole, or read
-//! in halves, its elements can be values, like those of an accumulator.
+//! A tile passed from one stage to the next inside the loops over tiles is a temporary in local memory. If
+//! every subscript is constant after unrolling, and vectors are always written and read as a whole or read in
+//! halves, its elements can be values in registers, like those of an accumulator.
 
 use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt, TensorProduct};
 use std::collections::BTreeMap;
 
-/// Larger temporaries stay in memory: no register file holds as much.
+/// Maximum size of a promoted temporary; no register file holds larger ones.
 const MOST_BYTES: u64 = 4096;
 
-/// Promotes temporaries to registers, in a program whose unrolled loops are gone.
+/// Promotes temporaries to registers, in a program without unrolled loops.
 pub fn promote_registers(mut program: Program) -> Program {
     let is_candidate = |id: &BufferId| {
         let b = program.buffer(*id);
@@ -41,16 +41,16 @@ struct Uses {
     writes: Vec<(i64, i64)>,
     /// First element and number of elements of each read.
     reads: Vec<(i64, i64)>,
-    /// Loops around it, where it was last allocated, whose iterations run side by side.
+    /// Number of concurrent loops around the last allocation of the temporary.
     allocated_in: usize,
-    /// Whether some access is at a place known at run time only, or by another thread than the one
-    /// that allocates it.
+    /// Whether some access has a position known only at run time, or is by a thread other than the allocating
+    /// one.
     varies: bool,
 }
 
 impl Uses {
-    /// Whether any two writes are to the same elements or to different ones, and every read is of what one of
-    /// them writes, or of half of that.
+    /// Whether any two writes cover the same or disjoint elements, and every read covers one write or half of
+    /// it.
     fn are_vectors(mut self) -> bool {
         self.writes.sort_unstable();
         self.writes.dedup();
@@ -64,9 +64,9 @@ impl Uses {
 
 struct AccessWalk<'p> {
     program: &'p Program,
-    /// The vectorized loop around, and its extent where it is constant.
+    /// Enclosing vectorized loop, and its extent if it is constant.
     lanes: Option<(LoopId, Option<i64>)>,
-    /// Loops around whose iterations run side by side in different threads.
+    /// Number of enclosing loops whose iterations run concurrently in different threads.
     n_concurrent: usize,
     uses: BTreeMap<BufferId, Uses>,
 }
@@ -79,7 +79,7 @@ impl AccessWalk<'_> {
     }
 
     fn stmt(&mut self, stmt: &Stmt) {
-        // What a warp stores together is unrolled.
+        // Loops of collective warp stores are unrolled.
         if let Stmt::For(l) = stmt
             && l.kind == LoopKind::Tensor(TensorProduct::Tma)
             && let Some(n) = l.extent.as_const()

@@ -19,8 +19,8 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
             let extent = ranges.simplify(&l.extent);
             match extent.as_const() {
                 Some(n) if n <= 0 => {}
-                // A block loop says what a kernel is, however often it runs, and a dot product of one step
-                // reads factors as one of four does.
+                // A block loop defines a kernel even with one iteration, and a dot product of one step reads
+                // its factors like one of four steps.
                 Some(1) if !matches!(l.kind, LoopKind::Block(_) | LoopKind::Tensor(TensorProduct::Dot4)) => {
                     let zero = Index::from(0);
                     let body = l.body.iter().map(|s| s.substitute(l.var, &zero)).collect();
@@ -66,10 +66,9 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
     }
 }
 
-/// Splices a block's statements into the enclosing block. A block with allocations stays nested, as `if true
-/// { … }`, because buffers live to the end of the block that allocates them.
+/// Splices a block's statements into the enclosing block.
 ///
-/// Buffers live to the end of the block that allocates them, so a block with allocations stays one:
+/// Buffers live until the end of the block that allocates them, so a block with allocations stays nested, as
 /// `if true { … }`.
 pub fn inline(block: Vec<Stmt>, out: &mut Vec<Stmt>) {
     if block.iter().any(|s| matches!(s, Stmt::Alloc(_))) {
@@ -154,8 +153,7 @@ impl Rewrite for Simplify<'_> {
     }
 }
 
-/// The sides of a comparison, `a < b` or `a == b`, without a common factor and with a constant on
-/// one side only.
+/// Sides of a comparison, `a < b` or `a == b`, without common factors and with a constant on one side only.
 fn smaller_terms(a: Index, b: Index, is_less: bool) -> (Index, Index) {
     let d = a.sub(&b);
     let common = d.terms().iter().fold(0, |g, (_, c)| gcd(g, c.unsigned_abs()));

@@ -1,7 +1,7 @@
-//! Skips terms of a reduction that are known to add nothing.
+//! Skips terms of a reduction that are known to contribute nothing.
 //!
-//! A padded convolution reads `select(inside, X[…], 0) * W[…]`. Where a sum or the like is under way, so that
-//! `first` never holds, the update becomes `if inside { … X[…] * W[…] }`. Each part of the condition is
+//! A padded convolution reads `select(inside, X[…], 0) * W[…]`. If the reduction was initialized before, so
+//! that `first` never holds, the update becomes `if inside { … X[…] * W[…] }`. Each part of the condition is
 //! tested in the outermost loop that decides it:
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //!       X[p + r - 1, c], 0.0) * W[r, c]           acc[] += X[p + r - 1, c] * W[r, c]
 //! ```
 //!
-//! What depends on the lanes of a vectorized loop stays a `select`. Sums are equal as long as no factor of a
-//! zero is infinite or NaN.
+//! Conditions that depend on the lanes of a vectorized loop stay a `select`. Sums are equal as long as no
+//! factor of a zero is infinite or NaN.
 
 use crate::expr::{BinaryOp, Cond, Expr};
 use crate::lower::simplify::never;
@@ -23,7 +23,7 @@ pub fn skip_zeros(block: Vec<Stmt>) -> Vec<Stmt> {
     close(guard_block(block))
 }
 
-/// A statement that is carried out only where all of the conditions hold. They mention indices only.
+/// Statement that runs only if all conditions hold, which are conditions on indices.
 struct Guarded {
     conds: Vec<Cond>,
     stmt: Stmt,
@@ -45,7 +45,7 @@ fn guard(stmt: Stmt) -> Vec<Guarded> {
         Stmt::For(l) => vec![guard_loop(l)],
         Stmt::If { cond, then, otherwise } => {
             let then = guard_block(then);
-            // A block with allocations stays one.
+            // A block with allocations stays nested.
             let allocates = then.iter().any(|g| matches!(g.stmt, Stmt::Alloc(_)));
             if allocates || !otherwise.is_empty() || !cond.is_on_indices() {
                 return vec![Guarded::always(Stmt::If { cond, then: close(then), otherwise: skip_zeros(otherwise) })];
@@ -65,14 +65,15 @@ fn guard(stmt: Stmt) -> Vec<Guarded> {
     }
 }
 
-/// Conditions that all of the body has and that the loop does not decide are tested outside.
+/// Hoists conditions out of a loop if all of its statements share them and they do not depend on its
+/// variable.
 fn guard_loop(l: Loop) -> Guarded {
     let mut body = guard_block(l.body);
     let conds = match l.kind {
         LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => {
             shared(&body).into_iter().filter(|c| !c.uses(l.var)).collect()
         }
-        // Whether to start threads is not for a condition of one element to say.
+        // Whether to start threads must not depend on the condition of a single element.
         LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) | LoopKind::Turns => {
             Vec::new()
         }
@@ -81,9 +82,9 @@ fn guard_loop(l: Loop) -> Guarded {
     Guarded { conds, stmt: Stmt::For(Loop { body: close(body), ..l }) }
 }
 
-/// A vectorized loop holds no conditions, so one over statements with different ones becomes several:
-/// its iterations are independent. For the same reason an unrolled loop with conditions inside changes
-/// places with it.
+/// Splits a vectorized loop over statements with different conditions into several, as a vectorized loop must
+/// not contain conditions and its iterations are independent. For the same reason, an inner unrolled loop
+/// with conditions is interchanged with it.
 fn guard_vectorized(l: Loop) -> Vec<Guarded> {
     let mut out: Vec<Guarded> = Vec::new();
     let lanes = |body| Stmt::For(Loop { var: l.var, extent: l.extent.clone(), kind: l.kind, body });
@@ -106,7 +107,7 @@ fn guard_vectorized(l: Loop) -> Vec<Guarded> {
     out
 }
 
-/// Whether an update inside adds nothing under conditions that the lanes do not decide.
+/// Whether an update in the block contributes nothing under conditions that do not depend on the lanes.
 fn skips(block: &[Stmt], lane: LoopId) -> bool {
     block.iter().any(|s| match s {
         Stmt::Update { .. } => !guard_update(s.clone(), Some(lane)).conds.is_empty(),
@@ -114,7 +115,7 @@ fn skips(block: &[Stmt], lane: LoopId) -> bool {
     })
 }
 
-/// An update without the part of its value that adds nothing; any other statement as it is.
+/// Guards an update by the conditions under which it contributes something; other statements are unchanged.
 fn guard_update(stmt: Stmt, lane: Option<LoopId>) -> Guarded {
     match stmt {
         Stmt::Update { buffer, index, op, value, first } if first == never() => {
@@ -127,7 +128,7 @@ fn guard_update(stmt: Stmt, lane: Option<LoopId>) -> Guarded {
     }
 }
 
-/// The value where it is not `neutral`, and conditions without which it is.
+/// Returns the value for the case that it is not `neutral`, and collects the conditions of that case.
 fn without(value: Expr, neutral: f64, is_tested: &dyn Fn(&Cond) -> bool, conds: &mut Vec<Cond>) -> Expr {
     match value {
         Expr::Binary(BinaryOp::Mul, a, b) if neutral == 0.0 => {
@@ -171,13 +172,13 @@ fn conjuncts(cond: Cond, parts: &mut Vec<Cond>) {
     }
 }
 
-/// The conditions that all of the statements have.
+/// Conditions that all statements share.
 fn shared(block: &[Guarded]) -> Vec<Cond> {
     let Some((first, rest)) = block.split_first() else { return Vec::new() };
     first.conds.iter().filter(|c| rest.iter().all(|g| g.conds.contains(c))).cloned().collect()
 }
 
-/// The statements, neighbours with a condition in common under one test of it.
+/// Emits the statements, with one test for adjacent statements that share a condition.
 fn close(block: Vec<Guarded>) -> Vec<Stmt> {
     let mut out = Vec::with_capacity(block.len());
     let mut rest = block.into_iter().peekable();

@@ -1,16 +1,17 @@
 //! Separates full tiles from tails.
 //!
-//! A split whose factor does not divide leaves an inner extent `min(f, rest)`. Where that loop is to be
-//! unrolled or vectorized, its extent must be a constant. The pass finds the loop that decides which of the
-//! two it is and makes two versions of what follows:
+//! A split by a factor that does not divide the extent leaves an inner extent `min(f, rest)`. If that loop is
+//! to be unrolled or vectorized, its extent must be a constant. The pass finds the loop that decides the
+//! minimum and creates two versions:
 //!
-//! * `for t in ceil(n / f) { … min(f, n − f·t) … }` becomes a loop over the full tiles and one tail after it,
-//!   where the deciding loop is serial;
+//! * if the deciding loop is serial, `for t in ceil(n / f) { … min(f, n − f·t) … }` becomes a loop over the
+//!   full tiles followed by one tail;
 //! * otherwise the loop's body becomes `if rest < f { tail } else { full }`.
 //!
-//! A tail's extent is a constant wherever the remainder by `f` is: 1009 rows in tiles of 8 leave exactly one.
-//! Where it is one of few, as a smaller last block leaves another tail than the blocks before it, each gets
-//! its version; a tail that an open size decides has one for each number of rows up to the tile's.
+//! A tail's extent is a constant if the remainder by `f` is: 1009 rows in tiles of 8 leave exactly one. If
+//! the extent is one of a few values, for example because a smaller last block has another tail than the
+//! others, each value gets a version. A tail that depends on an open size has a version for each number of
+//! rows below the tile's.
 
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
@@ -18,10 +19,11 @@ use crate::lower::simplify::simplify_block;
 use crate::lower::{MOST_VERSIONS, leaves, version_loops};
 use crate::program::{Loop, LoopId, LoopKind, Stmt};
 
-/// More versions of a tail than this are not made, unless it depends on an open size.
+/// Maximum number of versions of a tail that does not depend on an open size.
 const MOST_TAILS: u32 = 3;
 
-/// Leaf statements, unrolled, of all versions of a tail that depends on an open size.
+/// Maximum number of leaf statements after unrolling, over all versions of a tail that depends on an open
+/// size.
 const MOST_STATEMENTS: usize = 4096;
 
 /// Specializes tails, in a block inside the loops of `ranges`.
@@ -35,7 +37,8 @@ fn in_block(block: Vec<Stmt>, ranges: &mut Ranges, versions: u32) -> Vec<Stmt> {
 
 fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     let undecided = match l.kind {
-        // What such a loop decides is constant once it is repeated or its lanes are known.
+        // An extent that such a loop decides becomes constant when the loop is unrolled or its lanes are
+        // known.
         LoopKind::Unrolled | LoopKind::Vectorized => None,
         _ if versions <= 1 => None,
         _ => undecided_min(&l.body, l.var, ranges),
@@ -58,7 +61,7 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         ranges.push(l.var, n_full.clone());
         let full = replace(&l.body, &found, &f.into(), ranges);
         ranges.pop();
-        // There is a tail only where 0 < rest < f.
+        // A tail exists only if 0 < rest < f.
         let tail = |short: &Index| -> Vec<Stmt> {
             l.body.iter().map(|s| replace_stmt(s, &found, short).substitute(l.var, &n_full)).collect()
         };
@@ -71,7 +74,7 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         return;
     }
     ranges.push(l.var, l.extent.clone());
-    // In the tail 0 < rest < f, but where it may be empty.
+    // In a nonempty tail, 0 < rest < f.
     let tail = |short: &Index| replace(&l.body, &found, short, &mut ranges.clone());
     let short = match ranges.lower(&found.rest) {
         Some(least) if least >= 1 => by_value(&found, &found.rest, versions, ranges, tail),
@@ -86,17 +89,17 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     in_loop(Loop { var: l.var, extent: l.extent, kind: l.kind, body: split }, ranges, versions, out);
 }
 
-/// `min(full, rest)`, where which of the two it is depends on the loop at hand and loops outside it.
+/// Extent `min(full, rest)` whose minimum depends on the current loop and its enclosing loops.
 struct Undecided {
     atom: Atom,
     full: i64,
     rest: Index,
-    /// Whether it is the number of a vector's lanes, which a mask can be for.
+    /// Whether the extent is a number of vector lanes, which a mask can limit.
     is_of_lanes: bool,
 }
 
 impl Undecided {
-    /// `whole` where the loop counts the tiles of `whole`: `rest = whole − full·var`, extent =
+    /// Returns `whole` if the loop counts the tiles of `whole`: `rest = whole − full·var`, extent =
     /// ceil(whole / full).
     fn peels(&self, l: &Loop, ranges: &Ranges) -> Option<Index> {
         if self.rest.coefficient(l.var) != -self.full {
@@ -108,8 +111,8 @@ impl Undecided {
     }
 }
 
-/// A tail of `rest` iterations, which are at least one and less than `full`: versions for each number of them
-/// where these are few, or where an open size decides, else one that asks.
+/// Emits a tail of `rest` iterations, at least one and fewer than `full`: a version for each possible number
+/// if there are few or an open size decides, else a single version of variable extent.
 fn by_value(
     found: &Undecided,
     rest: &Index,
@@ -141,7 +144,7 @@ fn by_value(
     })
 }
 
-/// Versions of a tail for each of some values in ascending order, found by halving.
+/// Emits versions of a tail for values in ascending order, selected by binary search.
 fn by_choice(values: &[i64], rest: &Index, tail: &impl Fn(&Index) -> Vec<Stmt>) -> Vec<Stmt> {
     match values {
         [] => Vec::new(),
@@ -162,7 +165,7 @@ fn replace_stmt(stmt: &Stmt, found: &Undecided, by: &Index) -> Stmt {
     stmt.map_index(&mut |i| i.rewrite(&mut |atom| (*atom == found.atom).then(|| by.clone())))
 }
 
-/// The first min in an extent of an unrolled or vectorized loop that `var` decides.
+/// Finds the first min in an extent of an unrolled or vectorized loop that `var` decides.
 fn undecided_min(block: &[Stmt], var: LoopId, ranges: &Ranges) -> Option<Undecided> {
     let mut known: Vec<LoopId> = ranges.loops().iter().map(|(v, _)| *v).collect();
     known.push(var);
@@ -170,11 +173,12 @@ fn undecided_min(block: &[Stmt], var: LoopId, ranges: &Ranges) -> Option<Undecid
 }
 
 struct TailSearch {
-    /// The loop at hand.
+    /// Variable of the current loop.
     var: LoopId,
-    /// The loop itself and the loops around it.
+    /// Variables of the current loop and its enclosing loops.
     known: Vec<LoopId>,
-    /// Unrolled and vectorized loops between it and the place searched: what they decide needs no version.
+    /// Unrolled and vectorized loops between the current loop and the statement searched; extents that they
+    /// decide need no version.
     repeated: Vec<LoopId>,
 }
 
@@ -219,7 +223,7 @@ impl TailSearch {
                     let rest = rest.as_ref().clone();
                     decides_here.then(|| Undecided { atom: atom.clone(), full, rest, is_of_lanes: false })
                 } else if decided_later {
-                    // A loop further in decides; whether its own bound is constant does not matter.
+                    // An inner loop decides, even if its own bound is not constant.
                     None
                 } else {
                     self.index(rest)

@@ -1,14 +1,14 @@
-//! Repeats the bodies of unrolled loops.
+//! Unrolls loops by repeating their bodies.
 //!
-//! What cannot be repeated or vectorized, because an extent is not constant or the code would explode,
-//! becomes a serial loop: always right, only slower. What is repeated is simplified on the way, and nothing
-//! is left of loops and conditions around nothing.
+//! A loop that cannot be unrolled or vectorized, because its extent is not constant or the code would
+//! explode, becomes a serial loop, which is always correct but slower. Unrolled statements are simplified;
+//! empty loops and conditions are dropped.
 
 use crate::index::{Index, Ranges};
 use crate::lower::simplify::{inline, simplify_block};
 use crate::program::{Loop, LoopKind, Stmt};
 
-/// Leaf statements that one unrolled loop may grow to.
+/// Maximum number of leaf statements of one unrolled loop.
 const MOST_STATEMENTS: usize = 16384;
 
 /// Unrolls loops, in a block inside the loops of `ranges`.
@@ -44,7 +44,7 @@ fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
         && (n.max(0) as usize).saturating_mul(leaves(&body)) <= MOST_STATEMENTS
     {
         for i in 0..n {
-            // Substituting first lets inner extents that depend on this loop become constants.
+            // Substituting first makes inner extents that depend on this loop constant.
             let copy = body.iter().map(|s| s.substitute(var, &Index::from(i))).collect();
             inline(unroll_block(simplify_block(copy, ranges), ranges), out);
         }
@@ -59,7 +59,7 @@ fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
     let has_loops = body.iter().any(|s| matches!(s, Stmt::For(_)));
     let kind = match kind {
         LoopKind::Unrolled => LoopKind::Serial,
-        // Lanes that an open size ends have a mask.
+        // Lanes limited by an open size get a mask.
         LoopKind::Vectorized if n.is_none() && !ranges.is_open(&extent) || has_loops => LoopKind::Serial,
         kind => kind,
     };

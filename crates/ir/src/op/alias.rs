@@ -1,6 +1,6 @@
 //! Aliases: short names of workloads.
 
-/// Aliases with the workload texts that they stand for. The part before a `.` names a set of aliases.
+/// Aliases with their workload texts. The part before a `.` names a set of aliases.
 pub const ALIASES: &[(&str, &str)] = &[
     ("matmul-256", "matmul:m=256,n=256,k=256"),
     ("matmul-512", "matmul:m=512,n=512,k=512"),
@@ -31,12 +31,12 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("mobilenet.DW3", "depthwise_conv2d:c=512,h=14,w=14,r=3,s=3,pad=1,const=w"),
 ];
 
-/// The set that an alias belongs to.
+/// Set to which an alias belongs.
 pub(super) fn set_of(alias: &str) -> Option<&str> {
     alias.split_once('.').map(|(set, _)| set)
 }
 
-/// The names of the sets.
+/// Names of the sets.
 pub(super) fn sets() -> Vec<&'static str> {
     let mut sets: Vec<&str> = ALIASES.iter().filter_map(|(alias, _)| set_of(alias)).collect();
     sets.dedup();

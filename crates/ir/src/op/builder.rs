@@ -31,14 +31,14 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// Begins a program of tensors of one element type. Inputs named in `constants`, in any case, are
-    /// constant from run to run.
+    /// Begins a program of tensors of one element type. Inputs named in `constants`, ignoring case, are
+    /// constant across runs.
     pub fn new(name: impl Into<String>, dtype: DType, constants: Vec<String>) -> ProgramBuilder {
         let program = Program { name: name.into(), ..Program::default() };
         ProgramBuilder { program, dtype, constants }
     }
 
-    /// Sets the element type of tensors added from here on.
+    /// Sets the element type of tensors added afterwards.
     pub fn set_dtype(&mut self, dtype: DType) {
         self.dtype = dtype;
     }
@@ -56,7 +56,7 @@ impl ProgramBuilder {
         self.program.add_buffer(Buffer { name, dtype: self.dtype, shape, scope: Scope::Global, role })
     }
 
-    /// Adds a stage to the body; `value` makes its expression from the loop variables of the axes, followed
+    /// Adds a stage to the body; `value` builds its expression from the loop variables of the axes, followed
     /// by those of the reduction.
     pub fn stage(&mut self, spec: StageSpec, value: impl FnOnce(&[Index]) -> Expr) -> BufferId {
         self.stage_in(Part::Body, spec, value)
@@ -69,8 +69,8 @@ impl ProgramBuilder {
         self.stage_at(part, spec, shape, |v| (v[..n_axes].to_vec(), value(v)))
     }
 
-    /// Adds a stage of a tensor of another shape than its axes have, to a part: of the axes, followed by the
-    /// reduction's, come the subscripts of an element and its value.
+    /// Adds a stage to a part, for a tensor whose shape differs from the axes: the callback maps the loop
+    /// variables of the axes and the reduction to the subscripts of an element and its value.
     fn stage_at(
         &mut self,
         part: Part,
@@ -83,7 +83,7 @@ impl ProgramBuilder {
         let (op, reduced) = spec.reduce.map_or((None, &[][..]), |(op, axes)| (Some(op), axes));
         let mut loops = Vec::new();
         for (name, extent) in spec.axes.iter().chain(reduced) {
-            // Stages may share axis names; later ones are told apart by the stage's name.
+            // Stages may share axis names; the stage's name disambiguates those of later stages.
             let taken = self.program.find_loop(name).is_some();
             let name = if taken { format!("{}.{name}", spec.name) } else { (*name).to_owned() };
             loops.push((self.program.add_loop(name), Index::from(*extent), LoopKind::Serial));
@@ -106,7 +106,7 @@ impl ProgramBuilder {
         buffer
     }
 
-    /// Adds a stage that copies a buffer, in the same or another part than the one that fills it.
+    /// Adds a stage that copies a buffer, in any part.
     pub fn copy(&mut self, part: Part, from: BufferId, name: &str, loops: &[&str], role: Role) -> BufferId {
         let shape = self.program.buffer(from).shape.clone();
         let axes: Vec<(&str, i64)> = loops.iter().copied().zip(shape).collect();
@@ -120,15 +120,15 @@ impl ProgramBuilder {
     }
 }
 
-/// Operations on elements with their further inputs.
+/// Elementwise operations with their additional inputs.
 pub(super) struct ElementOps<'a> {
     operations: &'a [Epilogue],
-    /// Buffers of further operands, by operation.
+    /// Buffers of additional operands, by operation.
     of: Vec<Option<BufferId>>,
 }
 
 impl ElementOps<'_> {
-    /// Adds the inputs that the workload's epilogue needs: of so many channels, or of the output's shape.
+    /// Adds the inputs of the workload's epilogue, with `n_channels` elements or the output's shape.
     pub(super) fn new<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64, shape: &[i64]) -> ElementOps<'a> {
         let mut of = vec![None; w.epilogue().len()];
         for (at, name, kind) in Epilogue::operands(w.epilogue()) {
@@ -145,7 +145,7 @@ impl ElementOps<'_> {
         ElementOps { operations: w.epilogue(), of }
     }
 
-    /// Adds the inputs that the workload's prologue needs, of so many channels.
+    /// Adds the inputs of the workload's prologue, with `n_channels` elements.
     pub(super) fn of_prologue<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64) -> ElementOps<'a> {
         let mut of = vec![None; w.prologue().len()];
         for (at, name, _) in Epilogue::prologue_operands(w.prologue()) {
@@ -154,7 +154,7 @@ impl ElementOps<'_> {
         ElementOps { operations: w.prologue(), of }
     }
 
-    /// Has inputs of the output's shape come in the layout that the template chooses.
+    /// Converts inputs of the output's shape to the layout that the template chooses.
     pub(super) fn keep(&mut self, p: &mut ProgramBuilder) {
         for (at, name, kind) in Epilogue::operands(self.operations) {
             if let (Operand::Element, Some(input)) = (kind, &mut self.of[at]) {
@@ -164,12 +164,14 @@ impl ElementOps<'_> {
         }
     }
 
-    /// Applies the operations to `value`, at an element whose subscript `channel` numbers the channels.
+    /// Applies the operations to `value`, the element at subscripts `at`, of which the one at `channel` is
+    /// the channel.
     pub(super) fn apply(&self, value: Expr, at: &[Index], channel: usize) -> Expr {
         self.apply_to_pair(value, None, at, channel)
     }
 
-    /// Adds the output of a product of matrices: what the operations make of a sum, or of each pair.
+    /// Adds the output stage of a matrix product, which applies the operations to each sum or each pair of
+    /// sums.
     pub(super) fn finish(&self, p: &mut ProgramBuilder, sum: BufferId, name: &str) {
         let [rows, n] = p.program.buffer(sum).shape[..] else {
             unreachable!("a product of matrices has rows and columns")
@@ -208,7 +210,7 @@ impl ElementOps<'_> {
     }
 }
 
-/// The name of an input in the layout that the template chooses.
+/// Name of an input in the layout that the template chooses.
 pub(super) fn kept(name: &str) -> String {
     format!("{name}.in")
 }

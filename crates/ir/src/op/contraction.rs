@@ -7,7 +7,7 @@ use crate::index::Index;
 use crate::program::{LoopId, Program, Role, Stmt};
 
 impl Contraction {
-    /// The output as one stage, or as two where there is an epilogue.
+    /// Builds the program, of one stage or of two if there is an epilogue.
     pub(super) fn program(&self, w: &Workload) -> Program {
         let first = usize::from(self.batch.is_none());
         let mut p = w.builder();
@@ -55,7 +55,7 @@ impl Contraction {
     }
 }
 
-/// Has loops run as far as each run says, where the size that they go over is open.
+/// Limits loops over open sizes to the values of each run.
 fn open_loops(mut program: Program, w: &Workload) -> Program {
     for (name, range) in w.open_sizes() {
         let at = Contraction::OPEN.iter().position(|open| *open == name).expect("other sizes are numbers");
@@ -67,7 +67,7 @@ fn open_loops(mut program: Program, w: &Workload) -> Program {
     program
 }
 
-/// Gives loops an extent.
+/// Sets the extent of loops.
 pub(super) fn run_to(block: &mut [Stmt], loops: &[LoopId], extent: &Index) {
     for stmt in block {
         if let Stmt::For(l) = stmt

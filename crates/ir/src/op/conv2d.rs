@@ -5,12 +5,12 @@ use super::{Operator, OperatorSize, Structure, Window, WindowAxis, Workload, Wor
 /// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`,
 /// X padded.
 ///
-/// With groups, output channels of group g sum over input channels of group g only; with `interleave` Y has
-/// first the first channel of each group, then the second, as a channel shuffle leaves them (Zhang et al.,
-/// "ShuffleNet", 2017, section 3.1), while W has one group after the other. The program of a
-/// pointwise convolution, 1×1 with stride 1 and no padding, has images of one row: h·w columns, the same
-/// elements in memory. Images that are columns of pixels (w = 1, and neither filter nor padding along it) are
-/// rows in the canonical form (h = 1) of every convolution.
+/// With groups, output channels of group g sum over input channels of group g only. With `interleave`, Y
+/// holds the first channel of each group, then the second, as after a channel shuffle (Zhang et al.,
+/// "ShuffleNet", 2017, section 3.1), while W holds one group after the other. The program of a pointwise
+/// convolution, 1×1 with stride 1 and no padding, flattens images to one row of h·w columns, with the same
+/// layout in memory. Images that are a single column of pixels (w = 1, with neither filter nor padding along
+/// it) become rows (h = 1) in the canonical form of every convolution.
 pub const CONV2D: Operator = Operator {
     name: "conv2d",
     text: "Y[n, k, p, q] = sum over c, r, s of padded X[n, c, p*stride + r*dilation, q*stride + s*dilation] * W[k, c, r, s]",

@@ -4,10 +4,10 @@ use super::{Operator, OperatorSize, Structure, Window, WindowAxis, Workload};
 
 /// `Y[n, k, h·stride − pad + r·dilation, w·stride − pad + s·dilation] += X[n, c, h, w] · W[c, k, r, s]`.
 ///
-/// Computed as a convolution with the flipped filter over X with zeros inserted and around it.
+/// Computed as a convolution of X, with zeros inserted and padded, with the flipped filter.
 ///
 /// # Source
-/// The operator ConvTranspose of ONNX; padding takes away from the output, `out_pad` adds to it at its end.
+/// ONNX operator ConvTranspose; padding crops the output, `out_pad` extends its end.
 pub const CONV2D_TRANSPOSE: Operator = Operator {
     name: "conv2d_transpose",
     text: "Y[n, k, h*stride - pad + r*dilation, w*stride - pad + s*dilation] += X[n, c, h, w] * W[c, k, r, s]",

@@ -1,5 +1,5 @@
-//! Elementwise operations fused into an operator: on each result before it is stored (epilogue), or on each
-//! input element when it is read (prologue).
+//! Elementwise operations fused into an operator, applied to each result before it is stored (epilogue) or to
+//! each input element when it is read (prologue).
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Expr, UnaryOp};
@@ -8,7 +8,7 @@ use crate::program::BufferId;
 use std::f64::consts::FRAC_1_SQRT_2;
 use std::fmt;
 
-/// Elementwise function, perhaps with an element of a further operand.
+/// Elementwise function, possibly with an additional operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EpilogueFunction {
     /// x + bias\[channel\]
@@ -52,7 +52,7 @@ pub enum EpilogueFunction {
     Round,
     /// x + a·Q + b, with a u8 operand Q of the result's shape: a quantized residual connection.
     AddU8,
-    /// x · y, where x and y are columns of one product (a gated linear unit): groups of columns of x and of y
+    /// x · y, where x and y are columns of one product (a gated linear unit); groups of columns of x and y
     /// alternate.
     Gated,
 }
@@ -66,7 +66,7 @@ impl EpilogueFunction {
     }
 }
 
-/// Kind of operand that a function reads besides `x`.
+/// Kind of operand that a function reads in addition to `x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// Vector with an element for each channel or column of the result.
@@ -85,20 +85,20 @@ pub struct FunctionSpec {
     pub function: EpilogueFunction,
     /// Name in a workload's text.
     pub name: &'static str,
-    /// Formula in a line of text, in terms of `x` and the parameters.
+    /// One-line formula in terms of `x` and the parameters.
     pub text: &'static str,
     /// Parameters of the function, with their defaults.
     pub numbers: &'static [(&'static str, f64)],
     /// Whether the function accepts these numbers.
     accepts: fn([f64; 2]) -> bool,
-    /// Kind and name of the further operand, if any.
+    /// Kind and name of the additional operand, if any.
     pub operand: Option<(Operand, &'static str)>,
-    /// The value, of an element of the result, one of the further input (where there is none, of anything)
-    /// and the numbers.
+    /// Builds the value from an element of the result, an element of the additional operand (ignored if there
+    /// is no operand) and the numbers.
     value: fn(Expr, Expr, [f64; 2]) -> Expr,
 }
 
-/// A function of the result alone.
+/// Default row, for a function without an additional operand.
 const PLAIN: FunctionSpec = FunctionSpec {
     function: EpilogueFunction::Relu,
     name: "relu",
@@ -281,8 +281,8 @@ fn cast(dtype: DType, x: Expr) -> Expr {
     Expr::Cast(dtype, Box::new(x))
 }
 
-/// An integer of a type that holds what is between the bounds, with a zero point that is one, too: so the
-/// code may add it to integers.
+/// Quantizes to an integer type that holds the values between the bounds. The zero point is of the same type,
+/// so that code generation can add integers.
 fn quantized(x: Expr, zero: Expr, dtype: DType, [low, high]: [f64; 2]) -> Expr {
     let zero = cast(DType::F32, cast(dtype, zero));
     let shifted = cast(DType::F32, add(Expr::unary(UnaryOp::Round, x), zero));
@@ -322,17 +322,17 @@ fn sigmoid(x: Expr) -> Expr {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epilogue {
     function: EpilogueFunction,
-    /// Numbers of the function, then zeros.
+    /// Parameters of the function, then zeros.
     numbers: [f64; 2],
 }
 
 impl Epilogue {
-    /// Operations of one epilogue, some of which repeat their operand, at most.
+    /// Maximum number of operations of one epilogue; some operations duplicate their operand.
     const MOST: usize = 12;
 
-    /// Makes an operation with these parameters, or with the defaults if `numbers` is empty.
+    /// Creates an operation with these parameters, or with the defaults if `numbers` is empty.
     ///
-    /// `None` for numbers that it does not accept.
+    /// `None` if the function does not accept the numbers.
     pub fn new(function: EpilogueFunction, numbers: &[f64]) -> Option<Epilogue> {
         let spec = spec_of(function);
         let given: Vec<f64> = match numbers {
@@ -343,7 +343,7 @@ impl Epilogue {
         if given.len() != spec.numbers.len() || !given.iter().all(|x| x.is_finite()) {
             return None;
         }
-        // Adding zero makes a negative zero a plain one.
+        // Adding zero turns a negative zero into a positive one.
         numbers.iter_mut().zip(given).for_each(|(number, given)| *number = given + 0.0);
         (spec.accepts)(numbers).then_some(Epilogue { function, numbers })
     }
@@ -358,7 +358,7 @@ impl Epilogue {
         &self.numbers[..self.spec().numbers.len()]
     }
 
-    /// Replaces numbers that scale, or are added, by a half, to stand for all others. Zero and one stay: they
+    /// Replaces scales and summands by a half, as a representative of all values. Zero and one stay, as they
     /// cost no operation.
     pub(super) fn alike(&self) -> Epilogue {
         match self.function {
@@ -371,7 +371,7 @@ impl Epilogue {
         }
     }
 
-    /// Kind of the further operand, if any.
+    /// Kind of the additional operand, if any.
     pub fn operand(&self) -> Option<Operand> {
         Some(self.spec().operand?.0)
     }
@@ -380,13 +380,13 @@ impl Epilogue {
         spec_of(self.function)
     }
 
-    /// Group size in columns, where the epilogue [gates](EpilogueFunction::Gated) columns by others.
+    /// Group size in columns, if the epilogue [gates](EpilogueFunction::Gated) columns by others.
     pub fn pairs_of(list: &[Epilogue]) -> Option<i64> {
         let gate = list.iter().find(|operation| operation.function == EpilogueFunction::Gated)?;
         Some(gate.numbers[0] as i64)
     }
 
-    /// Reads `a+b+…`; the error says what is expected.
+    /// Parses `a+b+…`; the error describes the expected text.
     pub(super) fn parse_list(text: &str) -> Result<Vec<Epilogue>, String> {
         let list = text.split('+').map(|word| Epilogue::parse(word.trim())).collect::<Option<Vec<_>>>();
         let list = list.ok_or_else(|| {
@@ -402,7 +402,7 @@ impl Epilogue {
         Epilogue::check_list(&list).map(|()| list)
     }
 
-    /// Whether these operations can be one epilogue; the error says what is expected.
+    /// Checks that these operations can form an epilogue; the error describes the expected list.
     pub(super) fn check_list(list: &[Epilogue]) -> Result<(), String> {
         match list.len() <= Epilogue::MOST {
             true => Ok(()),
@@ -410,7 +410,8 @@ impl Epilogue {
         }
     }
 
-    /// Element type of what these operations make of sums of a type; the error says what is expected.
+    /// Element type of the result of these operations on sums of a type; the error describes the expected
+    /// list.
     pub(super) fn result_of(sums: DType, list: &[Epilogue]) -> Result<DType, String> {
         let mut dtype = sums;
         for epilogue in list {
@@ -439,7 +440,7 @@ impl Epilogue {
         Ok(dtype)
     }
 
-    /// Element type of the further input behind sums of a type.
+    /// Element type of the additional operand for sums of a type.
     pub(super) fn operand_dtype(&self, sums: DType) -> DType {
         match self.function {
             EpilogueFunction::Init => DType::I32,
@@ -449,18 +450,18 @@ impl Epilogue {
         }
     }
 
-    /// The text that [`Epilogue::parse_list`] reads.
+    /// Text that [`Epilogue::parse_list`] parses.
     pub(super) fn list_to_string(list: &[Epilogue]) -> String {
         list.iter().map(Epilogue::to_string).collect::<Vec<_>>().join("+")
     }
 
-    /// Reads what is done to an input, as [`Epilogue::parse_list`] does.
+    /// Parses a prologue, in the syntax of [`Epilogue::parse_list`].
     pub(super) fn parse_prologue(text: &str) -> Result<Vec<Epilogue>, String> {
         let list = Epilogue::parse_list(text)?;
         Epilogue::check_prologue(&list).map(|()| list)
     }
 
-    /// Whether these operations can be done to an input; the error says what is expected.
+    /// Checks that these operations can form a prologue; the error describes the expected list.
     pub(super) fn check_prologue(list: &[Epilogue]) -> Result<(), String> {
         let is_of_result = |operand| matches!(operand, Some(Operand::Element | Operand::Pair));
         if list.iter().any(|operation| is_of_result(operation.operand())) {
@@ -471,14 +472,14 @@ impl Epilogue {
         Epilogue::check_list(list)
     }
 
-    /// Further operands of a prologue, in the form of [`Epilogue::operands`].
+    /// Additional operands of a prologue, in the form of [`Epilogue::operands`].
     pub fn prologue_operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
         let operands = Epilogue::operands(list).into_iter();
         operands.map(|(at, name, kind)| (at, format!("in_{name}"), kind)).collect()
     }
 
-    /// Further operands of these operations in argument order: those by channel, then the others. Each has
-    /// the index of its operation, its name and its kind.
+    /// Additional operands of these operations in argument order: per-channel operands, then the others. Each
+    /// has the index of its operation, its name and its kind.
     pub fn operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
         let mut operands: Vec<(usize, String, Operand)> = Vec::new();
         for (at, epilogue) in list.iter().enumerate() {
@@ -503,12 +504,12 @@ impl Epilogue {
         Epilogue::new(spec.function, &numbers)
     }
 
-    /// The operation on a value; `operand` is the element of its further input, where it has one.
+    /// Applies the operation to a value; `operand` is the element of the additional operand, if any.
     pub(super) fn apply(&self, x: Expr, operand: Option<Expr>) -> Expr {
         (self.spec().value)(x, operand.unwrap_or(Expr::Const(0.0)), self.numbers)
     }
 
-    /// Evaluates the operation on a number; `operand` is the element of its further operand, if any.
+    /// Evaluates the operation on a number; `operand` is the element of the additional operand, if any.
     pub fn value(&self, x: f64, operand: Option<f64>) -> f64 {
         fn value(expr: &Expr, loaded: [f64; 2]) -> f64 {
             match expr {
@@ -556,7 +557,7 @@ mod tests {
                 let numbers: Vec<f64> = spec.numbers.iter().map(|(_, default)| change(*default)).collect();
                 Epilogue::new(spec.function, &numbers)
             };
-            // Columns are powers of two.
+            // Numbers of columns must be powers of two.
             let other = if spec.name == "gated" { other(|x| 2.0 * x) } else { other(|x| x + 0.1 / 3.0) };
             let other = other.expect("numbers near its own are accepted");
             for epilogue in [plain, other] {
@@ -579,7 +580,7 @@ mod tests {
         assert_eq!(operands, expected.map(|(at, name)| (at, name.to_owned())));
     }
 
-    /// Values from the definitions, in numbers.
+    /// Checks numeric values against the definitions.
     #[test]
     fn functions_have_the_values_of_their_definitions() {
         let is = |text: &str, x: f64, operand: f64, expected: f64| {

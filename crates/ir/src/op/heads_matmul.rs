@@ -1,14 +1,14 @@
-//! Strided batched matmul: products whose operands and results may be interleaved in memory, as the heads of
-//! attention are.
+//! Strided batched matmul, whose operands and results may be interleaved in memory, like the heads of
+//! attention.
 
 use super::{Contraction, Factor, Heads, Operator, OperatorSize, Structure, Workload};
 
-/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored `[m, b, n]` instead of
-/// `[b, m, n]`, and each operand may be a slice of a buffer with further heads before and after.
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored as `[m, b, n]` instead
+/// of `[b, m, n]`, and each operand may be a slice of a buffer with other heads before and after.
 ///
-/// So the packed projections of queries, keys and values, `[tokens, 3 · heads · size]`, serve as both
-/// operands of the scores and as one operand of their product with values, whose result is laid out as the
-/// rows of the next product, all without a copy.
+/// Thus the packed projections of queries, keys and values, `[tokens, 3 · heads · size]`, can be both
+/// operands of the scores and one operand of their product with the values, whose result has the row layout
+/// of the next product, all without a copy.
 pub const HEADS_MATMUL: Operator = Operator {
     name: "heads_matmul",
     text: "C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], each stored with rows or products outside",

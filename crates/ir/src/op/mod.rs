@@ -1,4 +1,4 @@
-//! Operators: tensor expressions with named sizes, and the text that names a workload.
+//! Operators, which are tensor expressions with named sizes, and the text of workloads.
 
 mod alias;
 mod batch_matmul;
@@ -40,19 +40,18 @@ pub struct OperatorSize {
     pub name: &'static str,
     /// Description in a few words.
     pub text: &'static str,
-    /// Default value; `None` where the size must be given.
+    /// Default value; `None` if the size is required.
     pub default: Option<i64>,
     /// Smallest value accepted.
     pub least: i64,
     /// Largest value accepted.
     pub most: i64,
-    /// Key that sets this size and its neighbours with the same shorthand to one value, as `stride` sets both
-    /// strides.
+    /// Key that sets all sizes with the same shorthand to one value, as `stride` sets both strides.
     pub shorthand: Option<&'static str>,
 }
 
 impl OperatorSize {
-    /// Largest value of a size, so that sums of products of two sizes stay within 63 bits.
+    /// Largest value of a size, chosen so that sums of products of two sizes stay within 63 bits.
     const MOST: i64 = 1 << 30;
 
     const fn new(name: &'static str, text: &'static str) -> OperatorSize {
@@ -63,17 +62,17 @@ impl OperatorSize {
         OperatorSize { default: Some(default), ..self }
     }
 
-    /// Zero or one, by default zero.
+    /// Flag of value zero or one, by default zero.
     const fn flag(name: &'static str, text: &'static str) -> OperatorSize {
         OperatorSize { default: Some(0), least: 0, most: 1, ..OperatorSize::new(name, text) }
     }
 
-    /// Any number, by default none.
+    /// Count of any value, by default zero.
     const fn count(name: &'static str, text: &'static str) -> OperatorSize {
         OperatorSize { least: 0, ..OperatorSize::new(name, text).or(0) }
     }
 
-    /// A value, where it is accepted.
+    /// Returns the value if it is accepted.
     fn accept(&self, n: i64) -> Option<i64> {
         (self.least..=self.most).contains(&n).then_some(n)
     }
@@ -92,7 +91,7 @@ impl OperatorSize {
 pub struct Operator {
     /// Name in a workload's text.
     pub name: &'static str,
-    /// Description of the computation in a line of text.
+    /// One-line description of the computation.
     pub text: &'static str,
     /// Sizes, in canonical order.
     pub sizes: &'static [OperatorSize],
@@ -100,18 +99,18 @@ pub struct Operator {
     pub constants: &'static [&'static str],
     /// Whether templates may choose the layouts of its activations (`layout=blocked`).
     pub has_layout: bool,
-    /// Whether its first input may be changed element by element before it is used (`prologue=…`).
+    /// Whether elementwise operations may be fused into reads of the first input (`prologue=…`).
     pub has_prologue: bool,
-    /// Whether an algorithm for a workload rounds more than the operator as written does, such as Winograd's.
+    /// Whether an algorithm for a workload, such as Winograd's, rounds more than the operator as written.
     pub has_inexact: fn(&Workload) -> bool,
     /// Checks that sizes, each within its range, are consistent with each other.
     pub check: fn(&Workload) -> Result<(), WorkloadError>,
-    /// Structure of the computation before its epilogue; the untransformed program, and the facts that
-    /// templates and libraries need, are derived from it.
+    /// Structure of the computation before its epilogue, from which the untransformed program and the
+    /// information for templates and libraries are derived.
     pub structure: fn(&Workload) -> Structure,
 }
 
-/// Operators have names of their own.
+/// Operators are equal if their names are, which are unique.
 impl PartialEq for Operator {
     fn eq(&self, other: &Operator) -> bool {
         self.name == other.name

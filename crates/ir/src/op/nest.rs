@@ -2,8 +2,8 @@
 //! pooling or a softmax, given as a program.
 //!
 //! The text is canonical, so that equal computations have equal texts: buffers and loops are renamed by their
-//! order, loops and dimensions of one element are dropped, and loops that walk neighbouring dimensions
-//! everywhere together are fused.
+//! order, loops and dimensions of one element are dropped, and loops that always traverse adjacent dimensions
+//! together are fused.
 
 use super::{Operator, SizeRange, Structure, Workload, WorkloadError};
 use crate::expr::{Cond, Expr, Rewrite, Subscript, TreePart};
@@ -28,13 +28,13 @@ pub const NEST: Operator = Operator {
     structure: |w| Structure::Nest(w.nest.clone().expect("a workload of this operator has its program")),
 };
 
-/// The name of the program of every nest, which says nothing.
+/// Name of the program of every nest, without meaning.
 const NAME: &str = "nest";
 
-/// The names of open sizes, in their order.
+/// Names of open sizes, in order.
 const SIZES: [&str; 4] = ["s0", "s1", "s2", "s3"];
 
-/// Reason why a program cannot be a workload; its author is at fault.
+/// Reason why a program cannot be a workload, an error of its author.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NestError {
     /// Text that does not parse as a program.
@@ -49,7 +49,7 @@ pub enum NestError {
     /// More open (dynamic) sizes than supported.
     #[error("it has more than {} open sizes", SIZES.len())]
     OpenSizes,
-    /// Unsupported number of outputs; one is expected.
+    /// Number of outputs other than one.
     #[error("it has {0} outputs instead of one")]
     Outputs(usize),
     /// Buffer of an unsupported role or scope: kept between the parts, or in registers.
@@ -61,7 +61,7 @@ pub enum NestError {
     /// Statement that is not a nest of serial loops of constant extent around one assignment.
     #[error("a statement is not a nest of serial loops of constant extent around one assignment")]
     Form,
-    /// Reduction that is not initialised exactly where all its loops begin.
+    /// Reduction that is not initialized exactly in the first iteration of all its loops.
     #[error("the reduction into {0} does not start where all of its loops do, and nowhere else")]
     Start(String),
     /// Stage that reads its own result.
@@ -69,7 +69,7 @@ pub enum NestError {
     ReadsItself(String),
 }
 
-/// Program of one or more stages in canonical form, which all programs of the same computation share.
+/// Program of one or more stages, in the canonical form that all programs of the same computation share.
 #[derive(Debug)]
 pub struct Nest {
     program: Program,
@@ -83,7 +83,7 @@ impl PartialEq for Nest {
 }
 
 impl Nest {
-    /// The nest that a program is.
+    /// Creates the nest of a program.
     pub(super) fn new(program: Program) -> Result<Nest, NestError> {
         if let Some(unproven) = check(&program)?.into_iter().next() {
             return Err(NestError::Unproven(unproven));
@@ -94,7 +94,7 @@ impl Nest {
         Ok(Nest { program, text })
     }
 
-    /// Reads the text of a nest.
+    /// Parses the text of a nest.
     pub(super) fn parse(text: &str) -> Result<Nest, NestError> {
         Nest::new(parse(&format!("program \"{NAME}\" {text}"))?)
     }
@@ -104,7 +104,7 @@ impl Nest {
         &self.program
     }
 
-    /// The sizes that runs say, with their names.
+    /// Open sizes with their names.
     pub(super) fn sizes(&self) -> impl Iterator<Item = (&'static str, SizeRange)> {
         let range = |size: &OpenSize| SizeRange { least: size.least, most: size.most(), step: size.step };
         SIZES.into_iter().zip(self.program.sizes.iter().map(range).collect::<Vec<_>>())
@@ -115,8 +115,8 @@ impl Nest {
         &self.text
     }
 
-    /// Kind of the nest in a word: `copy` where values only move, `map` for elementwise functions, `reduce`
-    /// where a stage reduces, `normalize` where elements are combined with a reduction of others.
+    /// Kind of the nest in a word: `copy` if values are only moved, `map` for elementwise functions, `reduce`
+    /// if a stage reduces, `normalize` if elements are combined with a reduction of others.
     pub fn kind(&self) -> &'static str {
         let (mut reduces, mut ends_so, mut computes) = (false, false, false);
         for leaf in leaves(&self.program) {
@@ -138,8 +138,8 @@ impl Nest {
         outputs.expect("a nest has an output")
     }
 
-    /// Operations on numbers of one run, at the largest sizes, where each element that is written counts for
-    /// one at least.
+    /// Number of arithmetic operations of one run at the largest sizes; each written element counts as at
+    /// least one.
     pub(super) fn flops(&self) -> f64 {
         fn of(stmt: &Stmt, ranges: &Ranges) -> f64 {
             match stmt {
@@ -154,7 +154,7 @@ impl Nest {
         self.program.body.iter().filter(|s| !matches!(s, Stmt::Alloc(_))).map(|s| of(s, &ranges)).sum()
     }
 
-    /// The nest in a few words: its kind, what it yields, and digits that tell it from others of that.
+    /// Short label of the nest: its kind, its output, and a hash that distinguishes it from similar nests.
     pub(super) fn label(&self) -> String {
         let Buffer { dtype, shape, .. } = self.output();
         let shape: Vec<String> = shape.iter().map(i64::to_string).collect();
@@ -166,11 +166,11 @@ impl Nest {
 }
 
 impl Workload {
-    /// Makes the workload of a program whose stages are nests of serial loops of constant extent around one
+    /// Creates the workload of a program whose stages are nests of serial loops of constant extent around one
     /// assignment each, from inputs over temporaries to one output.
     ///
-    /// Arguments keep their order and contents; names are dropped, and dimensions that are walked together
-    /// are fused, so that programs which compute the same are one workload.
+    /// Arguments keep their order and contents; names are dropped, and dimensions traversed together are
+    /// fused, so that programs of the same computation become the same workload.
     pub fn nest(program: Program) -> Result<Workload, WorkloadError> {
         Nest::new(program).map_err(WorkloadError::Nest).and_then(Workload::of_nest)
     }
@@ -187,7 +187,7 @@ impl Workload {
     }
 }
 
-/// The assignments of a nest's stages.
+/// Assignments of a nest's stages.
 fn leaves(program: &Program) -> impl Iterator<Item = &Stmt> {
     program.body.iter().filter(|s| !matches!(s, Stmt::Alloc(_))).map(|s| {
         let mut leaf = s;
@@ -198,7 +198,7 @@ fn leaves(program: &Program) -> impl Iterator<Item = &Stmt> {
     })
 }
 
-/// Operations of one iteration.
+/// Number of operations of one iteration.
 fn n_operations(leaf: &Stmt) -> f64 {
     let mut n = f64::from(u8::from(matches!(leaf, Stmt::Update { .. })));
     let value = match leaf {
@@ -210,7 +210,7 @@ fn n_operations(leaf: &Stmt) -> f64 {
     n
 }
 
-/// The text of a program without its name, on one line, with white space only where words would run together.
+/// Text of a program without its name, on one line, with white space only between words.
 fn compact(program: &Program) -> String {
     let text = program.to_string();
     let (_, rest) = text.split_once('\n').expect("the first line is the program's name");
@@ -231,7 +231,7 @@ fn compact(program: &Program) -> String {
     out
 }
 
-/// A stage: serial loops around one assignment.
+/// Stage: serial loops around one assignment.
 struct Stage {
     /// Loops with their extents, outermost first.
     loops: Vec<(LoopId, Index)>,
@@ -239,7 +239,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// The stage that a statement is, whose loops run as far as a number or an open size says.
+    /// Recognizes a stage, whose loops have constant extents or those of open sizes.
     fn of(mut stmt: Stmt, sizes: &[OpenSize]) -> Option<Stage> {
         let mut loops = Vec::new();
         let is_extent = |extent: &Index| {
@@ -269,18 +269,18 @@ impl Stage {
         self.leaf.own_write().expect("a stage is an assignment")
     }
 
-    /// The loops over what each element combines.
+    /// Variables of the reduction loops.
     fn reduction(&self) -> Vec<LoopId> {
         let (_, index) = self.written();
         self.loops.iter().map(|l| l.0).filter(|v| !index.iter().any(|i| i.uses(*v))).collect()
     }
 
-    /// Condition under which a reduction starts: the first iteration of each of its loops.
+    /// Condition under which a reduction starts, the first iteration of all its loops.
     fn start(&self) -> Cond {
         self.reduction().into_iter().fold(Cond::True, |c, v| c.and(Cond::Eq(v.into(), 0.into())))
     }
 
-    /// Every subscript list of the stage: reads, and the write.
+    /// Subscript lists of all reads of the stage and of its write.
     fn accesses(&self) -> Vec<(BufferId, Vec<Index>)> {
         let mut all = Vec::new();
         self.leaf.own_nodes().for_each(|node| {
@@ -296,7 +296,7 @@ impl Stage {
     }
 }
 
-/// The form that all programs of a computation share.
+/// Canonical form, which all programs of a computation share.
 fn canonical(mut program: Program) -> Result<Program, NestError> {
     if !program.prepare.is_empty() || !program.finish.is_empty() {
         return Err(NestError::Parts);
@@ -344,7 +344,7 @@ fn canonical(mut program: Program) -> Result<Program, NestError> {
     Ok(renumbered(program, stages))
 }
 
-/// Gathers the variables of a conjunction of `v == 0`; whether it is one.
+/// Gathers the variables of a conjunction of conditions `v == 0`; false for any other condition.
 fn zeros(cond: &Cond, vars: &mut BTreeSet<LoopId>) -> bool {
     match cond {
         Cond::True => true,
@@ -360,7 +360,7 @@ fn zeros(cond: &Cond, vars: &mut BTreeSet<LoopId>) -> bool {
     }
 }
 
-/// Takes dimensions of one element off buffers, but for the last one of a buffer.
+/// Removes dimensions of one element from buffers, except for the last dimension of a buffer.
 fn drop_units(buffers: &mut [Buffer], stages: &mut [Stage]) {
     let kept: Vec<Vec<usize>> = buffers
         .iter()
@@ -370,7 +370,7 @@ fn drop_units(buffers: &mut [Buffer], stages: &mut [Stage]) {
         })
         .collect();
     map_subscripts(stages, &mut |b, index| {
-        // Nothing but the first element is there.
+        // Only element 0 exists.
         let of = |d: &usize| if buffers[b.0 as usize].shape[*d] == 1 { Index::from(0) } else { index[*d].clone() };
         kept[b.0 as usize].iter().map(of).collect()
     });
@@ -379,12 +379,12 @@ fn drop_units(buffers: &mut [Buffer], stages: &mut [Stage]) {
     }
 }
 
-/// The mark of a value among subscripts, by its number among them.
+/// Placeholder for a data-dependent subscript, by position.
 fn mark(at: usize) -> Index {
     LoopId(u32::MAX - at as u32).into()
 }
 
-/// Subscripts with a mark for each value.
+/// Subscripts with a placeholder for each data-dependent one.
 fn with_marks(subscripts: &[Subscript]) -> Vec<Index> {
     let of = |(at, subscript): (usize, &Subscript)| match subscript {
         Subscript::Index(i) => i.clone(),
@@ -393,10 +393,10 @@ fn with_marks(subscripts: &[Subscript]) -> Vec<Index> {
     subscripts.iter().enumerate().map(of).collect()
 }
 
-/// A buffer and subscripts.
+/// Buffer and subscripts.
 type ArrayRef = (BufferId, Vec<Index>);
 
-/// Every access of an expression with its buffer and its subscripts rewritten.
+/// Rewriter of the buffer and subscripts of every access in an expression.
 struct MapAccesses<'f>(&'f mut dyn FnMut(BufferId, &[Index]) -> ArrayRef);
 
 impl Rewrite for MapAccesses<'_> {
@@ -413,7 +413,7 @@ impl Rewrite for MapAccesses<'_> {
                     _ => Subscript::Index(i),
                 };
                 let mapped: Vec<Subscript> = index.into_iter().map(of).collect();
-                // A dimension of one element is left out together with its value.
+                // A dropped dimension of one element takes its data-dependent subscript with it.
                 if mapped.iter().all(|subscript| matches!(subscript, Subscript::Index(_))) {
                     return Expr::Load(b, mapped.iter().map(Subscript::known).collect());
                 }
@@ -436,25 +436,25 @@ fn map_subscripts(stages: &mut [Stage], f: &mut dyn FnMut(BufferId, &[Index]) ->
     }
 }
 
-/// A pair of loops of a stage that may be one: stage, outer and inner variable, inner extent.
+/// Pair of loops of a stage that may be fused: stage, outer and inner variable, inner extent.
 type LoopPair = (usize, LoopId, LoopId, i64);
 
-/// Joins a pair of loops, and those that must follow as they walk the same dimensions; false where
-/// there is none.
+/// Fuses a pair of loops, and the pairs in other stages that traverse the same dimensions; false if there is
+/// no such pair.
 fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
     let mut pairs: Vec<LoopPair> = Vec::new();
     for (at, stage) in stages.iter().enumerate() {
         let reduction = stage.reduction();
         for pair in stage.loops.windows(2) {
             let [(u, outer), (v, inner)] = pair else { unreachable!("they are windows of two") };
-            // Rows of which runs say how many stay loops of their own.
+            // Loops over open sizes stay separate.
             let (Some(_), Some(n), u, v) = (outer.as_const(), inner.as_const(), *u, *v) else { continue };
             if reduction.contains(&u) == reduction.contains(&v) && places(buffers, stage, u, v, n).is_some() {
                 pairs.push((at, u, v, n));
             }
         }
     }
-    // The dimensions that each pair walks must be walked by a pair in every access.
+    // Dimensions that a pair traverses must be traversed by a pair in every access.
     loop {
         let mut joined: HashMap<(BufferId, usize), usize> = HashMap::new();
         for (at, u, v, n) in &pairs {
@@ -473,7 +473,7 @@ fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
             break;
         }
     }
-    // One of them with all that share dimensions with it.
+    // A pair with all others that share dimensions with it.
     for start in &pairs {
         let mut chosen = vec![*start];
         let mut dims: BTreeSet<(BufferId, usize)> = BTreeSet::new();
@@ -517,8 +517,8 @@ fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
     false
 }
 
-/// Buffer and first of the two dimensions, for each access of a stage that the pair of loops walks; `None`
-/// where something keeps the pair from being one loop.
+/// Buffer and first of the two dimensions, for each access of a stage that the pair of loops traverses;
+/// `None` if the pair cannot be fused.
 fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Option<Vec<(BufferId, usize)>> {
     let uses = |i: &Index| i.uses(u) || i.uses(v);
     let mut places = Vec::new();
@@ -535,7 +535,7 @@ fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Op
             _ => return None,
         }
     }
-    // Whatever else the value is made of.
+    // Uses of the variables elsewhere in the value prevent fusion.
     let mut is_used = false;
     let value = match &stage.leaf {
         Stmt::Store { value, .. } | Stmt::Update { value, .. } => value,
@@ -549,8 +549,8 @@ fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Op
     (!is_used && !places.is_empty()).then_some(places)
 }
 
-/// The program of stages: arguments first, then temporaries as they are written, loops as they come, each
-/// with a name that says its number.
+/// Builds the program of stages: arguments first, then temporaries in order of their writes, and loops in
+/// order of appearance, each named by its number.
 fn renumbered(program: Program, stages: Vec<Stage>) -> Program {
     let mut order: Vec<BufferId> = program.arguments().map(|(id, _)| id).collect();
     for stage in &stages {

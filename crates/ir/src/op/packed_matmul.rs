@@ -10,12 +10,12 @@ use crate::program::{BufferId, Program, Role};
 
 /// `C[m, n] = Σ_k A[m, k] · (W[k, n] − zero) · S[k / block, n]`, all row-major.
 ///
-/// Weights of 4 bits lie two in a byte: of each eight steps of the sum, byte `4·o + i` of a column has step
-/// `8·o + i` in its lower and step `8·o + 4 + i` in its upper half. The zero point is the middle of what
-/// bits hold, or `Z[k / block, n]` with `zeros=1`.
+/// Two 4-bit weights share a byte: byte `4·o + i` of a column holds step `8·o + i` in its lower half and step
+/// `8·o + 4 + i` in its upper half. The zero point is the middle of the value range, or `Z[k / block, n]`
+/// with `zeros=1`.
 ///
-/// With `int8=1` each row of a block of A is first rounded to 8 bits: `s = max |a| / 127` and
-/// `round(a · (1 / s))`, in f32; where `s` has no inverse all is 0.
+/// With `int8=1`, each row of a block of A is first quantized to 8 bits: `s = max |a| / 127` and
+/// `round(a · (1 / s))`, in f32; if `s` has no inverse, the row is 0.
 pub const PACKED_MATMUL: Operator = Operator {
     name: "packed_matmul",
     text: "C[m, n] = sum over k of A[m, k] * (W[k, n] - zero) * S[k / block, n], W of few bits",
@@ -52,7 +52,7 @@ pub struct Packed {
     pub bits: i64,
     /// Block size: reduction steps that share a scale.
     pub block: i64,
-    /// Whether each block has a zero point of its own.
+    /// Whether each block has a separate zero point.
     pub has_zeros: bool,
     /// Whether A is quantized to 8 bits dynamically.
     pub rounds: bool,
@@ -94,7 +94,7 @@ fn mul(a: Expr, b: Expr) -> Expr {
     Expr::binary(BinaryOp::Mul, a, b)
 }
 
-/// A step that is rounded to f32 by itself.
+/// Rounds an intermediate value to f32.
 fn single(x: Expr) -> Expr {
     Expr::cast(DType::F32, x)
 }
@@ -109,7 +109,7 @@ impl Packed {
     /// Stage of the sum of each block of a row of A, in quantized form.
     pub const ROW_SUM: &'static str = "a.sum";
     /// Loops of the stage [`PART`](Packed::PART): rows, columns, blocks, then groups of eight (or four)
-    /// steps, halves of bytes, and the steps that a dot product instruction takes.
+    /// steps, halves of bytes, and the steps of a dot product instruction.
     pub const LOOPS: [&'static str; 6] = ["pi", "pj", "pb", "po", "ph", "pk"];
     /// Loops of the stage that sums the blocks: rows, columns, blocks.
     pub const SUM: [&'static str; 3] = ["i", "j", "kb"];
@@ -121,7 +121,7 @@ impl Packed {
         8 / self.bits
     }
 
-    /// Default zero point of weights without zero points of their own.
+    /// Default zero point of weights without explicit zero points.
     pub fn middle(&self) -> f64 {
         f64::from(1 << (self.bits - 1))
     }
@@ -131,8 +131,8 @@ impl Packed {
         if w.is_plain() { "C" } else { "acc" }
     }
 
-    /// Adds stages of A as it is multiplied, of the scale of each block of a row, and of its sum less the
-    /// middle of the weights.
+    /// Adds stages for quantized A, for the scale of each block of a row, and for the sum of each block, with
+    /// which the weights' zero point is subtracted.
     fn rounded_rows(&self, p: &mut ProgramBuilder, a: BufferId) -> [BufferId; 3] {
         let &Packed { m, k, block, .. } = self;
         let n_blocks = k / block;

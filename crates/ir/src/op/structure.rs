@@ -1,4 +1,4 @@
-//! Structure of operators: the facts that templates and other libraries need, given by the operator itself.
+//! Structure of operators, which each operator provides for templates and adapters of other libraries.
 
 use super::{Nest, Packed, Workload};
 use crate::program::Program;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 /// Structure of an operator before its epilogue: sizes, and the names of buffers and loops in its program.
 ///
-/// Templates and adapters of other libraries match on this, never on the operator's name.
+/// Templates and adapters of other libraries match on the structure, never on the operator's name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Structure {
-    /// Matrix product, perhaps batched.
+    /// Matrix product, possibly batched.
     Contraction(Contraction),
     /// Sliding window: a convolution.
     Window(Window),
@@ -20,7 +20,7 @@ pub enum Structure {
 }
 
 impl Structure {
-    /// The untransformed program of a workload of this structure.
+    /// Builds the untransformed program of a workload of this structure.
     pub(super) fn program(&self, w: &Workload) -> Program {
         match self {
             Structure::Contraction(contraction) => contraction.program(w),
@@ -30,16 +30,17 @@ impl Structure {
         }
     }
 
-    /// Floating-point operations of a run: twice the multiply-accumulates, those with padding included and
-    /// the epilogue's excluded. For a loop nest, those of all its iterations, at least one each.
+    /// Number of floating-point operations of a run: twice the number of multiply-accumulates, including
+    /// those with padding and excluding the epilogue. For a loop nest, the operations of all its iterations,
+    /// at least one each.
     pub fn flops(&self) -> f64 {
         match self {
             Structure::Contraction(c) => {
                 [c.m, c.n, c.k].iter().map(|n| *n as f64).product::<f64>() * 2.0 * c.batch.unwrap_or(1) as f64
             }
             Structure::Packed(p) => [p.m, p.n, p.k].iter().map(|n| *n as f64).product::<f64>() * 2.0,
-            // Each element of a transposed convolution's input meets each tap; zeros inserted are not
-            // counted.
+            // In a transposed convolution, each input element is multiplied with each tap; inserted zeros are
+            // not counted.
             Structure::Window(w) => {
                 let met = w.axes.iter().map(|a| (if w.transposed { a.input } else { a.output } * a.filter) as f64);
                 2.0 * w.n as f64 * w.k as f64 * (w.c / w.groups) as f64 * met.product::<f64>()
@@ -48,13 +49,13 @@ impl Structure {
         }
     }
 
-    /// Share of these operations whose operand is not padding, and which no kernel can skip. For a loop nest
-    /// it is 0: none of its operations is known to be necessary.
+    /// Share of these operations whose operand is not padding, which no kernel can skip. For a loop nest, the
+    /// share is 0, as none of its operations is known to be necessary.
     pub fn share_inside(&self) -> f64 {
         match self {
             Structure::Contraction(_) | Structure::Packed(_) => 1.0,
             Structure::Window(w) => w.share_inside(),
-            // What iterations have in common a schedule computes once.
+            // A schedule may compute values shared by iterations once.
             Structure::Nest(_) => 0.0,
         }
     }
@@ -69,7 +70,7 @@ impl Structure {
         }
     }
 
-    /// Dimension of the result that channels, and so a bias, extend along.
+    /// Dimension of the result for channels, and thus for a bias.
     pub fn channel_axis(&self) -> usize {
         match self {
             Structure::Contraction(c) => usize::from(c.batch.is_some()) + 1,
@@ -82,12 +83,12 @@ impl Structure {
 /// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each operand may be stored with its last two dimensions
 /// transposed.
 ///
-/// The program has the loops [`LOOPS`](Contraction::LOOPS), the first only where there is a batch. Where
-/// there is an epilogue, the product is the stage [`ACC`](Contraction::ACC), and the loops
-/// [`FINISH`](Contraction::FINISH) finish it.
+/// The program has the loops [`LOOPS`](Contraction::LOOPS), the first only if there is a batch. With an
+/// epilogue, the product is the stage [`ACC`](Contraction::ACC), and the loops
+/// [`FINISH`](Contraction::FINISH) compute the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contraction {
-    /// Batch size; `None` where the program has no batch loop.
+    /// Batch size; `None` if the program has no batch loop.
     pub batch: Option<i64>,
     /// Rows of A and C.
     pub m: i64,
@@ -95,9 +96,9 @@ pub struct Contraction {
     pub n: i64,
     /// Columns of A, rows of B.
     pub k: i64,
-    /// Operand A, of the rows.
+    /// Operand A.
     pub a: Factor,
-    /// Operand B, of the columns.
+    /// Operand B.
     pub b: Factor,
     /// Name of the result's buffer.
     pub output: &'static str,
@@ -121,14 +122,14 @@ pub struct Factor {
 pub struct Heads {
     /// Whether the batch is the second dimension, interleaved with the rows, rather than the first.
     pub beside: bool,
-    /// Number of heads in the buffer before the ones that are used.
+    /// Number of heads in the buffer before those used.
     pub before: i64,
-    /// Number of heads in the buffer after the ones that are used.
+    /// Number of heads in the buffer after those used.
     pub after: i64,
 }
 
 impl Factor {
-    /// Orders `products` (where there is a batch), the rows or columns and the sum as the factor's
+    /// Orders `products` (if there is a batch), the rows or columns, and the reduction as the factor's
     /// dimensions.
     pub(super) fn in_order<T>(&self, products: Option<T>, [outer, k]: [T; 2]) -> Vec<T> {
         let [first, second] = if self.k_first { [k, outer] } else { [outer, k] };
@@ -139,7 +140,7 @@ impl Factor {
         }
     }
 
-    /// A factor whose batch dimension, if any, comes first, alone in its buffer.
+    /// Creates an operand whose batch dimension, if any, comes first, with no other heads in its buffer.
     pub(super) fn plain(name: &'static str, k_first: bool) -> Factor {
         Factor { name, k_first, heads: Heads::default() }
     }
@@ -155,15 +156,15 @@ impl Contraction {
     pub const OF_PAIR: &'static str = "op";
     /// Sizes that may be open (dynamic): rows, columns and reduction.
     pub const OPEN: [&'static str; 3] = ["m", "n", "k"];
-    /// Stage of the product, where there is an epilogue.
+    /// Stage of the product, if there is an epilogue.
     pub const ACC: &'static str = "acc";
 
-    /// Whether all buffers are `[batch, rows, columns]` or transposed, with no further heads in them.
+    /// Whether all buffers are `[batch, rows, columns]` or transposed, without other heads.
     pub fn is_dense(&self) -> bool {
         !self.output_beside && [self.a, self.b].iter().all(|factor| factor.heads == Heads::default())
     }
 
-    /// Orders `products` (where there is a batch), rows and columns as the dimensions of C.
+    /// Orders `products` (if there is a batch), rows and columns as the dimensions of C.
     pub(super) fn in_order<T>(&self, products: Option<T>, [rows, columns]: [T; 2]) -> Vec<T> {
         match products {
             Some(products) if self.output_beside => vec![rows, products, columns],
@@ -178,16 +179,17 @@ impl Contraction {
     }
 }
 
-/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X
-/// padded, and its kinds: grouped, of each channel by itself, transposed.
+/// Convolution
+/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]` of
+/// padded X, and its variants: grouped, depthwise, transposed.
 ///
-/// With groups, output channels of a group sum over input channels of that group only. A transposed one
-/// scatters where others gather, `Y[n, k, h·stride − before + r·dilation, …] += X[n, c, h, w] · W[c, k, r,
-/// s]`, and is computed as a plain one with the flipped filter over X with zeros inserted and around it.
+/// With groups, output channels of a group sum over input channels of that group only. A transposed
+/// convolution scatters, `Y[n, k, h·stride − before + r·dilation, …] += X[n, c, h, w] · W[c, k, r, s]`, and
+/// is computed as an ordinary convolution of X, with zeros inserted and padded, with the flipped filter.
 ///
-/// The stages are named alike in every operator of the kind: [`ACC`](Window::ACC) sums over `c`, `r` and `s`
-/// the products of the weights with the input, read from the stage [`PAD`](Window::PAD) where it is padded or
-/// has a prologue; the last stage stores what the epilogue makes of it.
+/// Stages have the same names in every such operator: [`ACC`](Window::ACC) sums the products of weights and
+/// input over `c`, `r` and `s`, reading the stage [`PAD`](Window::PAD) if the input is padded or has a
+/// prologue; the last stage applies the epilogue and stores the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Batch size: number of images.
@@ -210,7 +212,7 @@ pub struct Window {
     /// Whether integers are padded with their zero point, the input [`ZERO`](Window::ZERO), rather than with
     /// zeros.
     pub zero_point: bool,
-    /// Whether the number of rows is open (dynamic), so that axes have the most of them.
+    /// Whether the number of rows is open (dynamic); the axes then have the maximum number.
     pub open_rows: bool,
 }
 
@@ -221,27 +223,27 @@ pub struct WindowAxis {
     pub input: i64,
     /// Extent of the filter, in taps.
     pub filter: i64,
-    /// Stride: of the output where the convolution is transposed, else of the input.
+    /// Stride, of the output if the convolution is transposed, else of the input.
     pub stride: i64,
-    /// Dilation: distance of the filter's taps.
+    /// Dilation, the distance of the filter's taps.
     pub dilation: i64,
-    /// Padding before the input, in elements; of a transposed convolution, the elements cropped off the
-    /// output's beginning.
+    /// Padding before the input, in elements; for a transposed convolution, the elements cropped from the
+    /// beginning of the output.
     pub before: i64,
-    /// Padding after the input, in elements; of a transposed convolution cropped off the end, or negative
-    /// where the output is extended.
+    /// Padding after the input, in elements; for a transposed convolution, the elements cropped from the end
+    /// of the output, or negative if the output is extended.
     pub after: i64,
     /// Extent of the output.
     pub output: i64,
 }
 
 impl WindowAxis {
-    /// Whether there is one element, which the filter's only tap meets.
+    /// Whether the axis has a single element and a filter of a single tap.
     fn is_single(&self) -> bool {
         (self.input, self.filter, self.output) == (1, 1, 1)
     }
 
-    /// Extent of the dilated filter: elements from the first tap to the last, both included.
+    /// Extent of the dilated filter, from the first tap to the last, both included.
     pub fn reach(&self) -> i64 {
         self.dilation * (self.filter - 1) + 1
     }
@@ -264,10 +266,10 @@ impl Window {
     pub const KEPT_INPUT: &'static str = "X.in";
     /// Name of the result in the layout that the template chooses.
     pub const KEPT_OUTPUT: &'static str = "Y.out";
-    /// Size that may be open (dynamic): rows of the input, a step of which is one of strides.
+    /// Size that may be open (dynamic): rows of the input, in steps that are multiples of the stride.
     pub const OPEN: &'static str = "h";
 
-    /// Input channels that each output channel reduces over; `None` where there is no loop over them
+    /// Number of input channels that each output channel reduces over; `None` if there is no loop over them
     /// (depthwise).
     pub fn summed_channels(&self) -> Option<i64> {
         (!self.depthwise).then_some(self.c / self.groups)
@@ -283,8 +285,8 @@ impl Window {
         }
     }
 
-    /// Dimensions of the weights for output channels and for reduced input channels; of a depthwise
-    /// convolution only the first counts.
+    /// Dimensions of the weights for output channels and for reduced input channels; for a depthwise
+    /// convolution, only the first is meaningful.
     pub fn weight_axes(&self) -> [usize; 2] {
         if self.transposed { [1, 0] } else { [0, 1] }
     }
@@ -298,15 +300,15 @@ impl Window {
         self.transposed || self.axes.iter().any(|axis| (axis.before, axis.after) != (0, 0))
     }
 
-    /// Whether images are columns of pixels: turned into rows, they lie in memory as they are, and kernels
-    /// have their vectors along rows.
+    /// Whether images are single columns of pixels, which can become rows without a change in memory, so that
+    /// kernels vectorize along them.
     pub(super) fn is_column(&self) -> bool {
         let [rows, columns] = &self.axes;
         columns.is_single() && !rows.is_single() && !self.open_rows
     }
 
-    /// Axes as the program has them: those of a pointwise convolution are flattened to a single row of
-    /// pixels, so that schedules can split it regardless of row boundaries, unless rows are open (dynamic).
+    /// Axes of the program: those of a pointwise convolution are flattened to a single row of pixels, so that
+    /// schedules can split it regardless of row boundaries, unless rows are open (dynamic).
     pub fn program_axes(&self) -> [WindowAxis; 2] {
         let is_pointwise = |axis: &WindowAxis| axis.filter == 1 && axis.stride == 1 && axis.output == axis.input;
         if self.open_rows || self.depthwise || self.is_padded() || !self.axes.iter().all(is_pointwise) {

@@ -11,7 +11,7 @@ use crate::schedule::LayoutAxis;
 use crate::schedule::layout::lay_out;
 use std::slice::from_ref;
 
-/// The names of the sizes along one spatial direction.
+/// Names of the sizes along one spatial direction.
 struct DirectionSizes {
     input: &'static str,
     filter: &'static str,
@@ -24,7 +24,7 @@ struct DirectionSizes {
     unit: &'static str,
 }
 
-/// Rows, then columns.
+/// Directions: rows, then columns.
 const DIRECTIONS: [DirectionSizes; 2] = [
     DirectionSizes {
         input: "h",
@@ -48,7 +48,7 @@ const DIRECTIONS: [DirectionSizes; 2] = [
     },
 ];
 
-/// The size of columns that goes with one of rows, and the size of rows that goes with one of columns.
+/// Corresponding size of the other direction: of columns for one of rows, and vice versa.
 pub(super) fn turned(name: &str) -> Option<&'static str> {
     let names = |d: &DirectionSizes| [d.input, d.filter, d.stride, d.dilation, d.before, d.after, d.out_pad];
     let [rows, columns] = DIRECTIONS.each_ref().map(names);
@@ -57,7 +57,7 @@ pub(super) fn turned(name: &str) -> Option<&'static str> {
 }
 
 impl WindowAxis {
-    /// An axis without its output.
+    /// Axis without its output extent.
     fn sized(w: &Workload, d: &DirectionSizes) -> WindowAxis {
         let [input, filter, stride, dilation, before, after] =
             [d.input, d.filter, d.stride, d.dilation, d.before, d.after].map(|name| w.size(name));
@@ -83,7 +83,7 @@ impl WindowAxis {
         })
     }
 
-    /// Whether the filter of a convolution fits.
+    /// Checks that the filter of a convolution fits the padded input.
     pub(super) fn check_forward(w: &Workload) -> Result<(), WorkloadError> {
         for d in &DIRECTIONS {
             let axis = WindowAxis::sized(w, d);
@@ -95,7 +95,7 @@ impl WindowAxis {
         Ok(())
     }
 
-    /// Whether a transposed convolution has an output.
+    /// Checks that a transposed convolution has an output.
     pub(super) fn check_transposed(w: &Workload) -> Result<(), WorkloadError> {
         for d in &DIRECTIONS {
             let axis = WindowAxis::sized(w, d);
@@ -113,24 +113,24 @@ impl WindowAxis {
     }
 }
 
-/// An axis as the program computes it: a filter moves over a padded input, in which a transposed one has
-/// zeros inserted.
+/// Axis as the program computes it: a filter slides over a padded input, with zeros inserted for a transposed
+/// convolution.
 struct PaddedAxis {
-    /// Elements of the input.
+    /// Number of elements of the input.
     input: i64,
-    /// Elements of the padded input.
+    /// Number of elements of the padded input.
     padded: i64,
-    /// Offset of the input in the padded one, in elements; negative where the input is cropped.
+    /// Offset of the input in the padded input, in elements; negative if the input is cropped.
     before: i64,
-    /// Elements of the padded input from one of the input to the next.
+    /// Distance in the padded input between adjacent elements of the input.
     spread: i64,
-    /// Taps of the filter.
+    /// Number of taps of the filter.
     filter: i64,
-    /// Elements of the padded input from tap to tap.
+    /// Distance in the padded input between adjacent taps.
     dilation: i64,
-    /// Elements of the padded input from one output to the next.
+    /// Distance in the padded input between adjacent outputs.
     stride: i64,
-    /// Elements of the output.
+    /// Number of elements of the output.
     output: i64,
 }
 
@@ -146,21 +146,22 @@ impl PaddedAxis {
         PaddedAxis { input, padded, before, spread: stride, filter, dilation, stride: 1, output }
     }
 
-    /// The element of the input at a place of the padded one, and where there is one.
+    /// Returns the element of the input at a position of the padded input, and the condition that it exists.
     ///
-    /// The input ends at `end`, which for open (dynamic) rows is less than it has room for.
+    /// The input ends at `end`, which may be less than its allocated extent for open (dynamic) rows.
     fn unpad(&self, at: &Index, end: &Index) -> (Index, Cond) {
         let is_behind = (self.padded - 1 - self.before).div_euclid(self.spread) >= self.input;
         unpad(at, self.before, self.spread, is_behind.then_some(end))
     }
 
-    /// The place in the padded input that a tap meets for an output.
+    /// Position in the padded input that a tap reads for an output.
     fn meet(&self, output: &Index, tap: &Index) -> Index {
         output.scale(self.stride).add(&tap.scale(self.dilation))
     }
 
-    /// Share of the pairs of a tap and a counted position in which the tap meets an element of both sides.
-    /// Counted positions are elements of the input where `transposed`, else of the output.
+    /// Share of the pairs of a tap and a counted position that multiply an existing input element into an
+    /// existing output element. Counted positions are elements of the input if `transposed`, else of the
+    /// output.
     fn share_inside(&self, transposed: bool) -> f64 {
         let met = |tap: i64| {
             let moved = tap * self.dilation - self.before;
@@ -174,8 +175,9 @@ impl PaddedAxis {
     }
 }
 
-/// The element of an input at a place of the padded one, and where there is one: the first element lies at
-/// `before`, each next one `spread` further on, and there are `end` of them, if places go beyond the last.
+/// Returns the element of an input at a position of the padded input, and the condition that it exists: the
+/// first element is at `before`, the others follow at distance `spread`, and there are `end` of them, `None`
+/// if positions never exceed the last.
 pub(crate) fn unpad(at: &Index, before: i64, spread: i64, end: Option<&Index>) -> (Index, Cond) {
     let moved = at.offset(-before);
     let element = moved.floor_div(spread);
@@ -192,7 +194,7 @@ pub(crate) fn unpad(at: &Index, before: i64, spread: i64, end: Option<&Index>) -
     (element, inside)
 }
 
-/// Number of the integers below `n` that the map `x · step + offset` leaves within `0..end`.
+/// Number of integers below `n` that `x · step + offset` maps into `0..end`.
 fn n_within(n: i64, step: i64, offset: i64, end: i64) -> i64 {
     let reached = |bound: i64| -(offset - bound).div_euclid(step);
     (reached(end).min(n) - reached(0).max(0)).max(0)
@@ -204,20 +206,20 @@ impl Window {
         w.open_sizes().any(|(name, _)| name == Window::OPEN)
     }
 
-    /// Whether rows of the result are a number for each of the input, and one more or less: strides are
-    /// divisors of the step.
+    /// Whether the number of rows of the result is affine in that of the input: the convolution is
+    /// transposed, or its stride divides the step of the range.
     pub(super) fn may_open(&self, range: SizeRange) -> bool {
         let [rows, _] = self.axes;
         self.transposed || range.step % rows.stride == 0
     }
 
-    /// Share of the counted products that meet an element of the input.
+    /// Share of the counted products that read an element of the input.
     pub(super) fn share_inside(&self) -> f64 {
         self.axes.iter().map(|axis| PaddedAxis::of(axis, self.transposed).share_inside(self.transposed)).product()
     }
 
-    /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the
-    /// sum: an input channel where that is a loop, then row and column of the filter.
+    /// Channel of the input and subscripts of the weights, for an output channel and the reduction loops: an
+    /// input channel, if there is a loop over it, then row and column of the filter.
     fn tap(&self, k: &Index, sum: &[Index]) -> (Index, Vec<Index>) {
         if self.depthwise {
             return (k.floor_div(self.k / self.c), [from_ref(k), sum].concat());
@@ -233,7 +235,7 @@ impl Window {
         (of_group.add(&sum[0]), [from_ref(k), sum].concat())
     }
 
-    /// Stages `pad` (where there is padding or a prologue), `acc` and the output.
+    /// Builds the stages `pad` (if there is padding or a prologue), `acc` and the output.
     pub(super) fn program(&self, w: &Workload) -> Program {
         let &Window { n, c, k, .. } = self;
         let [rows, columns] = self.program_axes().map(|axis| PaddedAxis::of(&axis, self.transposed));
@@ -310,7 +312,7 @@ impl Window {
         program
     }
 
-    /// Lays images out in the blocks of channels that a workload says.
+    /// Lays out images in the channel blocks that the workload specifies.
     fn lay_out_channels(program: &mut Program, w: &Workload) {
         let [of_input, of_output] = w.layout().channels();
         let operands = Epilogue::operands(w.epilogue()).into_iter().filter(|(.., kind)| *kind == Operand::Element);
@@ -323,7 +325,7 @@ impl Window {
         }
     }
 
-    /// Has loops over rows run as far as each run says.
+    /// Limits loops over rows to the number of each run.
     fn open_rows_of(&self, program: &mut Program, size: &Index) {
         let [axis, _] = self.axes;
         let [padded, output] = if self.transposed {

@@ -1,4 +1,4 @@
-//! Workloads: an operator with its sizes, as text.
+//! Workloads, which are operators with their sizes, as text.
 
 use super::alias::{set_of, sets};
 use super::builder::kept;
@@ -13,19 +13,19 @@ use crate::program::Program;
 use std::fmt;
 use std::sync::Arc;
 
-/// Largest size of all buffers of a workload together, in bytes: what 47-bit user addresses can hold.
+/// Maximum total size of a workload's buffers in bytes, half of the 47-bit user address space.
 const MOST_BYTES: u64 = 1 << 46;
 
-/// Layout of the activations, the tensors that a workload reads and writes from layer to layer.
+/// Layout of the activations, the tensors passed from layer to layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// Plain layout: batch, channels, rows, columns.
     #[default]
     Nchw,
-    /// Layout chosen by the template, as between the layers of a network; the conversions to it and back are
-    /// not timed.
+    /// Layout chosen by the template, as between the layers of a network; conversions to and from it are not
+    /// timed.
     Blocked,
-    /// Layout NCHWc, fixed by the caller, as the layers of a network have agreed on: activations are tensors
+    /// Layout NCHWc, fixed by the caller to be the same in all layers of a network: activations are tensors
     /// of five dimensions.
     Channels {
         /// Channel block of the input; 1 for the plain layout.
@@ -36,7 +36,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Every layout that has a name in a workload's text.
+    /// Layouts with a name in a workload's text.
     pub const ALL: [(Layout, &'static str); 2] = [(Layout::Nchw, "nchw"), (Layout::Blocked, "blocked")];
 
     /// Channel block sizes, with their names in a workload's text.
@@ -68,7 +68,7 @@ pub struct SizeRange {
 }
 
 impl SizeRange {
-    /// The range of one value.
+    /// Range of a single value.
     fn one(value: i64) -> SizeRange {
         SizeRange { least: value, most: value, step: 1 }
     }
@@ -78,7 +78,7 @@ impl SizeRange {
         self.least < self.most
     }
 
-    /// Reads a number, or `least..most` of which steps may follow, as in `32..512/32`.
+    /// Parses a number, or `least..most` with an optional step, as in `32..512/32`.
     fn parse(text: &str) -> Option<SizeRange> {
         let Some((least, rest)) = text.split_once("..") else { return text.parse().ok().map(SizeRange::one) };
         let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
@@ -94,8 +94,8 @@ impl SizeRange {
         (0..usize::try_from((most - least) / step + 1).unwrap_or(0)).map(move |at| least + at as i64 * step)
     }
 
-    /// Values that stand for all: both ends, and between them numbers in about equal ratios, which are odd
-    /// where steps allow and so no multiples of a tile; at most `n`, which is two or more.
+    /// Representative values: both ends, and between them numbers in about equal ratios, which are odd if the
+    /// step allows, and thus not multiples of a tile; at most `n` values, where `n` is at least two.
     fn spread(&self, n: usize) -> Vec<i64> {
         let (least, ratio) = (self.least as f64, self.most as f64 / self.least as f64);
         let between = (1..n - 1).map(|i| {
@@ -110,7 +110,7 @@ impl SizeRange {
     }
 }
 
-/// Writes a range as a workload's text has it.
+/// Formats a range as in a workload's text.
 impl fmt::Display for SizeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -126,27 +126,27 @@ impl fmt::Display for SizeRange {
 pub struct Workload {
     operator: &'static Operator,
     sizes: Vec<SizeRange>,
-    /// Element type of all tensors; for an integer product, that of its accumulators.
+    /// Element type of all tensors; for an integer product, the type of its accumulators.
     pub dtype: DType,
     /// Element types of the factors of a product of integers.
     factors: Option<[DType; 2]>,
-    /// Inputs that stay the same from run to run, by their lower-case names, in the order of the arguments.
+    /// Inputs that are constant across runs, by their lower-case names, in the order of the arguments.
     constants: Vec<String>,
     layout: Layout,
     prologue: Vec<Epilogue>,
     epilogue: Vec<Epilogue>,
-    /// Whether algorithms that round more than the operator as written, such as Winograd's, are excluded.
-    /// Where there are none it has no effect, and is left out of the text.
+    /// Whether algorithms that round more than the operator as written, such as Winograd's, are excluded. Has
+    /// no effect, and is omitted from the text, if the operator has no such algorithm.
     pub exact: bool,
     /// Whether operands of products may be rounded to TF32 (11 significant bits), which tensor cores multiply
-    /// fastest. Where there is no such algorithm, or only exact ones are allowed, it has no effect and is
-    /// left out of the text.
+    /// fastest. Has no effect, and is omitted from the text, if there is no such algorithm or only exact ones
+    /// are allowed.
     pub tf32: bool,
     /// Whether operands of products are rounded to bf16, at twice the rate of f32 on some CPUs; accumulators
-    /// stay f32. Where there are no products, or only exact algorithms are allowed, it has no effect and is
-    /// left out of the text.
+    /// stay f32. Has no effect, and is omitted from the text, if there are no products or only exact
+    /// algorithms are allowed.
     pub bf16: bool,
-    /// The program of a workload that is one of its own.
+    /// Program of a workload without a named operator.
     pub(super) nest: Option<Arc<Nest>>,
 }
 
@@ -170,7 +170,7 @@ impl fmt::Debug for Workload {
     }
 }
 
-/// Reason why a text is not a workload; the caller is at fault.
+/// Reason why a text is not a workload, an error of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     /// Name that is neither an operator nor an alias.
@@ -195,7 +195,7 @@ pub enum WorkloadError {
         /// Keys that the operator has.
         known: String,
     },
-    /// An attribute that is given twice.
+    /// Attribute that is given twice.
     #[error("attribute `{0}` is given twice")]
     Repeated(String),
     /// Required size that is missing.
@@ -252,7 +252,7 @@ pub enum WorkloadError {
         /// Dimension: rows or columns.
         unit: &'static str,
     },
-    /// Output padding that no forward convolution leads to.
+    /// Output padding that corresponds to no forward convolution.
     #[error("{key}={value} must be less than the stride or the dilation, here {most}")]
     OutputPadding {
         /// Key of the output padding.
@@ -262,7 +262,7 @@ pub enum WorkloadError {
         /// Limit: the larger of stride and dilation.
         most: i64,
     },
-    /// Buffers that together exceed any memory.
+    /// Buffers whose total size exceeds any memory.
     #[error("the tensors of `{0}` do not fit into any memory; give smaller sizes")]
     TooLarge(String),
     /// Program that is not a valid loop nest.
@@ -270,11 +270,10 @@ pub enum WorkloadError {
     Nest(NestError),
 }
 
-/// Element types: of the sums, and of factors that are integers.
+/// Element types of the sums, and of integer factors.
 type Types = (DType, Option<[DType; 2]>);
 
-/// Types of the factors of products of integers, with their names in a workload's text; sums are 32-bit
-/// integers.
+/// Factor types of integer products, with their names in a workload's text; sums are 32-bit integers.
 const INTEGER_FACTORS: [([DType; 2], &str); 3] =
     [([DType::U8, DType::I8], "u8i8"), ([DType::I8, DType::I8], "i8i8"), ([DType::U8, DType::I7], "u8i7")];
 
@@ -293,7 +292,7 @@ struct GivenAttributes {
     dtype: Option<Types>,
     constants: Option<Vec<String>>,
     layout: Option<Layout>,
-    /// Channels in a block of the input and of the result.
+    /// Channel block sizes of the input and of the result.
     channels: [Option<i64>; 2],
     prologue: Option<Vec<Epilogue>>,
     epilogue: Option<Vec<Epilogue>>,
@@ -312,7 +311,7 @@ impl GivenAttributes {
 
     fn parse(operator: &'static Operator, text: &str) -> Result<GivenAttributes, WorkloadError> {
         let mut given = GivenAttributes::nothing(operator);
-        // A size given by its own name comes before one given by its shorthand.
+        // A size given by its own name takes precedence over its shorthand.
         let mut by_shorthand = given.sizes.clone();
         let mut seen = Vec::new();
         for pair in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
@@ -372,7 +371,7 @@ impl GivenAttributes {
         Ok(given)
     }
 
-    /// Fills what is not given here from `other`.
+    /// Fills missing attributes from `other`.
     fn or(self, other: GivenAttributes) -> GivenAttributes {
         GivenAttributes {
             sizes: self.sizes.into_iter().zip(other.sizes).map(|(a, b)| a.or(b)).collect(),
@@ -389,10 +388,10 @@ impl GivenAttributes {
     }
 }
 
-/// The keys that say how the channels of the input and of the result lie.
+/// Keys of the channel layouts of the input and of the result.
 const SIDES: [&str; 2] = ["in", "out"];
 
-/// The keys that an operator accepts.
+/// Keys that an operator accepts.
 fn attributes(operator: &Operator) -> Vec<&'static str> {
     let mut keys: Vec<&str> = Vec::new();
     for size in operator.sizes {
@@ -409,7 +408,7 @@ fn attributes(operator: &Operator) -> Vec<&'static str> {
     keys
 }
 
-/// The value of a name, or the names there are.
+/// Finds the value of a name; the error lists the known names.
 fn one_of<T: Copy>(table: &[(T, &'static str)], name: &str) -> Result<T, String> {
     match table.iter().find(|(_, n)| *n == name) {
         Some((value, _)) => Ok(*value),
@@ -417,7 +416,7 @@ fn one_of<T: Copy>(table: &[(T, &'static str)], name: &str) -> Result<T, String>
     }
 }
 
-/// The start of a long text.
+/// Shortens a long text to its start.
 fn brief(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(40).collect()
 }
@@ -427,7 +426,7 @@ impl Workload {
     /// overrides or adds attributes.
     ///
     /// # Errors
-    /// [`WorkloadError`] says which part is wrong and what is accepted.
+    /// [`WorkloadError`], which says which part is wrong and what is accepted.
     pub fn parse(text: &str) -> Result<Workload, WorkloadError> {
         let (head, rest) = text.split_once(':').unwrap_or((text, ""));
         let alias = ALIASES.iter().find(|(alias, _)| *alias == head).map(|(_, full)| *full);
@@ -444,20 +443,20 @@ impl Workload {
         Workload::of(operator, GivenAttributes::parse(operator, rest)?.or(GivenAttributes::parse(operator, base)?))
     }
 
-    /// Makes a workload of an operator with sizes by name; the others have their defaults.
+    /// Creates a workload of an operator with sizes given by name; other sizes have their defaults.
     ///
     /// # Errors
     /// [`WorkloadError`] for a size that the operator does not have or accept, or that is missing, and for a
-    /// nest, which [`Workload::nest`] makes.
+    /// nest, which [`Workload::nest`] creates.
     pub fn new(operator: &'static Operator, sizes: &[(&str, i64)]) -> Result<Workload, WorkloadError> {
         Workload::of_factors(operator, None, sizes)
     }
 
-    /// Makes a workload like [`Workload::new`], of an integer product with operands of these types, A first,
-    /// where they are given.
+    /// Creates a workload like [`Workload::new`]; if operand types are given, A first, of an integer product
+    /// of these types.
     ///
     /// # Errors
-    /// As [`Workload::new`], and [`WorkloadError::Value`] where no product of integers has these types.
+    /// See [`Workload::new`]; [`WorkloadError::Value`] if no integer product has these types.
     pub fn of_factors(
         operator: &'static Operator,
         factors: Option<[DType; 2]>,
@@ -523,8 +522,8 @@ impl Workload {
         workload.turned().with_layout(layout)?.with_constants(given.constants.unwrap_or_default())?.checked()
     }
 
-    /// Refuses factors of integers where there is no product of them, and epilogues that are not for what is
-    /// summed.
+    /// Rejects integer factors if the operator has no integer product, and epilogues that do not accept the
+    /// type of the sums.
     fn require_types(&self) -> Result<(), WorkloadError> {
         let wrong = |key: &str, value: String, expected: String| {
             Err(WorkloadError::Value { key: key.to_owned(), value: brief(&value), expected })
@@ -560,7 +559,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Refuses pairs but of columns of a product, which are in whole pairs.
+    /// Rejects gated epilogues except for products whose columns form whole pairs of groups.
     fn require_pairs(&self, structure: &Structure) -> Result<(), WorkloadError> {
         let Some(columns) = self.pairs() else { return Ok(()) };
         let n = match structure {
@@ -610,14 +609,14 @@ impl Workload {
         Workload { constants, nest: Some(nest), ..Workload::plain(operator, Vec::new(), dtype) }.checked()
     }
 
-    /// An operator with nothing besides its sizes.
+    /// Creates a workload of an operator with sizes only.
     fn plain(operator: &'static Operator, sizes: Vec<SizeRange>, dtype: DType) -> Workload {
         let (constants, layout, prologue, epilogue) = (Vec::new(), Layout::default(), Vec::new(), Vec::new());
         let (exact, tf32, bf16, nest, factors) = (false, false, false, None, None);
         Workload { operator, sizes, dtype, factors, constants, layout, prologue, epilogue, exact, tf32, bf16, nest }
     }
 
-    /// The workload, where its tensors fit into memory.
+    /// Returns the workload if its tensors fit into memory.
     fn checked(self) -> Result<Workload, WorkloadError> {
         let bytes = self.program().buffers.iter().try_fold(0u64, |sum, b| sum.checked_add(b.size_bytes()?));
         match bytes {
@@ -630,7 +629,7 @@ impl Workload {
     /// all of them.
     ///
     /// # Errors
-    /// As [`Workload::parse`], for the first of the set that does not accept the attributes.
+    /// See [`Workload::parse`], for the first workload of the set that does not accept the attributes.
     pub fn parse_all(text: &str) -> Result<Vec<Workload>, WorkloadError> {
         let (head, rest) = text.split_once(':').unwrap_or((text, ""));
         let of_set = |alias: &&str| set_of(alias) == Some(head);
@@ -641,7 +640,7 @@ impl Workload {
         }
     }
 
-    /// The operator.
+    /// Operator of the workload.
     pub fn operator(&self) -> &'static Operator {
         self.operator
     }
@@ -661,7 +660,7 @@ impl Workload {
         self.factors.is_some()
     }
 
-    /// Product like this one of unsigned bytes, with weights of 7 bits instead of 8.
+    /// Variant of this product of unsigned bytes with 7-bit instead of 8-bit weights.
     pub fn with_7_bit_weights(&self) -> Option<Workload> {
         let factors = Some([DType::U8, DType::I7]);
         (self.factors == Some([DType::U8, DType::I8])).then(|| Workload { factors, ..self.clone() })
@@ -672,7 +671,7 @@ impl Workload {
         self.factors.is_some() || matches!(self.structure(), Structure::Packed(packed) if packed.rounds)
     }
 
-    /// Whether it sums products over all channels, or over the inner dimension of matrices.
+    /// Whether the operator sums products over all channels, or over the inner dimension of matrices.
     fn sums_products(&self) -> bool {
         match self.structure() {
             Structure::Contraction(_) => true,
@@ -686,12 +685,12 @@ impl Workload {
         self.bf16 && !self.exact && self.dtype == DType::F32 && self.factors.is_none() && self.sums_products()
     }
 
-    /// Whether products are of bf16 numbers, stored so or rounded, which some CPUs multiply faster than f32.
+    /// Whether operands are bf16, stored or rounded, which some CPUs multiply faster than f32.
     pub fn multiplies_bf16(&self) -> bool {
         self.takes_bf16() || self.dtype == DType::Bf16 && self.sums_products()
     }
 
-    /// A factor as it is multiplied.
+    /// Converts a factor to the type in which it is multiplied.
     pub(super) fn factor(&self, x: Expr) -> Expr {
         if self.takes_bf16() { Expr::cast(DType::Bf16, x) } else { x }
     }
@@ -702,7 +701,7 @@ impl Workload {
         self.factors.and_then(of_factors).unwrap_or(self.dtype.name())
     }
 
-    /// Value of a size; for an open (dynamic) one, the largest.
+    /// Value of a size; the largest value for an open (dynamic) size.
     ///
     /// # Panics
     /// If the operator has no size of this name.
@@ -727,14 +726,14 @@ impl Workload {
         own.chain(of_nest)
     }
 
-    /// Whether some size is open (dynamic), so that the workload stands for a family of fixed ones.
+    /// Whether some size is open (dynamic), so that the workload represents a family of fixed workloads.
     pub fn is_family(&self) -> bool {
         self.open_sizes().next().is_some()
     }
 
-    /// Whether a smaller member's results are a part of the largest member's: so for open rows and columns of
-    /// products, not for an open reduction or rows of images, below which zeros may be read. Other families
-    /// can be run but not tuned, as a kernel is checked against the largest member.
+    /// Whether a smaller member's results are a part of the largest member's, as for open rows and columns of
+    /// products, but not for an open reduction or rows of images, after which zeros may be read. Other
+    /// families can be run but not tuned, as a kernel is checked against the largest member.
     pub fn has_members_of_one_answer(&self) -> bool {
         self.nest.as_ref().is_none_or(|nest| nest.sizes().next().is_none())
             && self.open_sizes().all(|(name, _)| name != "k" && name != Window::OPEN)
@@ -755,7 +754,7 @@ impl Workload {
         self.at(&most).expect("invariant: the largest sizes are sizes")
     }
 
-    /// Member of a family at a value of each open size, in order; `None` where a value is not in the size's
+    /// Member of a family with a value for each open size, in order; `None` if a value is not in the size's
     /// range.
     pub fn at(&self, sizes: &[i64]) -> Option<Workload> {
         if let Some(nest) = self.nest.as_ref().filter(|nest| nest.sizes().next().is_some()) {
@@ -771,7 +770,7 @@ impl Workload {
         values.next().is_none().then_some(member)
     }
 
-    /// Refuses open sizes but for those of products, whose buffers then have room for the most of them.
+    /// Rejects open sizes other than those of products, whose buffers have room for the largest value.
     fn require_closed(&self) -> Result<(), WorkloadError> {
         let structure = self.structure();
         let may_be = |(name, range): &(&str, SizeRange)| match &structure {
@@ -794,12 +793,12 @@ impl Workload {
         }
     }
 
-    /// Constant inputs, which stay the same from run to run: their lower-case names, in argument order.
+    /// Inputs that are constant across runs: their lower-case names, in argument order.
     pub fn constants(&self) -> &[String] {
         &self.constants
     }
 
-    /// Whether an input is constant from run to run.
+    /// Whether an input is constant across runs.
     pub fn is_constant(&self, input: &str) -> bool {
         self.constants.iter().any(|c| c.eq_ignore_ascii_case(input))
     }
@@ -807,7 +806,7 @@ impl Workload {
     /// Replaces the set of constant inputs, given by their lower-case names.
     ///
     /// # Errors
-    /// [`WorkloadError::Value`] for what is no input that may be constant.
+    /// [`WorkloadError::Value`] for a name that is not an input that may be constant.
     pub fn with_constants(self, constants: Vec<String>) -> Result<Workload, WorkloadError> {
         if self.nest.is_some() && constants == self.constants {
             return Ok(self);
@@ -825,11 +824,11 @@ impl Workload {
         }
     }
 
-    /// The inputs that may be constant at these sizes, in the order of the arguments.
+    /// Inputs that may be constant at these sizes, in the order of the arguments.
     fn known_constants(&self) -> Vec<String> {
         let mut known = self.possible_constants();
         if let (Structure::Contraction(product), true) = (self.structure(), self.is_family()) {
-            // What is made of a factor ahead would depend on its sizes.
+            // The precomputed form of a factor would depend on its sizes.
             let is_open = |sizes: [&str; 2]| self.open_sizes().any(|(name, _)| sizes.contains(&name));
             for (factor, sizes) in [(product.a, ["m", "k"]), (product.b, ["n", "k"])] {
                 known.retain(|name| !is_open(sizes) || !name.eq_ignore_ascii_case(factor.name));
@@ -838,7 +837,7 @@ impl Workload {
         known
     }
 
-    /// The inputs that may be constant, in the order of the arguments.
+    /// Inputs that may be constant, in the order of the arguments.
     fn possible_constants(&self) -> Vec<String> {
         let ahead = Epilogue::prologue_operands(&self.prologue);
         let operands = ahead.into_iter().chain(Epilogue::operands(&self.epilogue));
@@ -851,7 +850,7 @@ impl Workload {
     ///
     /// # Errors
     /// [`WorkloadError::UnknownAttribute`] if the operator has no choice of layouts,
-    /// [`WorkloadError::Indivisible`] where channels do not fill their blocks.
+    /// [`WorkloadError::Indivisible`] if channels do not fill their blocks.
     pub fn with_layout(self, layout: Layout) -> Result<Workload, WorkloadError> {
         if layout != Layout::default() && !self.operator.has_layout {
             return Err(WorkloadError::UnknownAttribute {
@@ -872,7 +871,7 @@ impl Workload {
         Ok(Workload { layout, ..self })
     }
 
-    /// Replaces the epilogue; constant inputs of the old one are forgotten.
+    /// Replaces the epilogue and drops the constant inputs of the old one.
     ///
     /// # Errors
     /// [`WorkloadError`] if it has too many operations, or its tensors do not fit into memory.
@@ -890,11 +889,11 @@ impl Workload {
         workload.without_unknown_constants().checked()
     }
 
-    /// Replaces the prologue; constant inputs of the old one are forgotten.
+    /// Replaces the prologue and drops the constant inputs of the old one.
     ///
     /// # Errors
-    /// [`WorkloadError`] if the operator has none, it has too many operations or one that reads an input
-    /// of the result's shape, or its tensors do not fit into memory.
+    /// [`WorkloadError`] if the operator does not support prologues, the prologue has too many operations or
+    /// one that reads an input of the result's shape, or its tensors do not fit into memory.
     pub fn with_prologue(self, prologue: Vec<Epilogue>) -> Result<Workload, WorkloadError> {
         let checked = match self.operator.has_prologue || prologue.is_empty() {
             true => Epilogue::check_prologue(&prologue),
@@ -919,7 +918,7 @@ impl Workload {
     }
 
     /// Representative of all workloads that differ only in the parameters of prologue and epilogue, such as
-    /// learned factors. Their fastest schedules are the same.
+    /// learned factors, and have the same fastest schedules.
     pub fn representative(&self) -> Workload {
         let [prologue, epilogue] =
             [&self.prologue, &self.epilogue].map(|list| list.iter().map(Epilogue::alike).collect());
@@ -931,22 +930,22 @@ impl Workload {
         self.layout
     }
 
-    /// Operations on each element of the first input as it is read, in order; padding is not changed by them.
+    /// Operations on each element of the first input as it is read, in order; they do not apply to padding.
     pub fn prologue(&self) -> &[Epilogue] {
         &self.prologue
     }
 
-    /// Whether the accumulators are the result: there is no epilogue, and both have the same type.
+    /// Whether the accumulators are the result, because there is no epilogue and both have the same type.
     pub fn is_plain(&self) -> bool {
         self.epilogue.is_empty() && !self.dtype.is_half()
     }
 
-    /// Group size in columns, where the epilogue [gates](super::EpilogueFunction::Gated) columns by others.
+    /// Group size in columns, if the epilogue [gates](super::EpilogueFunction::Gated) columns by others.
     pub fn pairs(&self) -> Option<i64> {
         Epilogue::pairs_of(&self.epilogue)
     }
 
-    /// Number of sums that an element of the result is made of.
+    /// Number of sums from which an element of the result is computed.
     pub(super) fn sums_per_element(&self) -> i64 {
         if self.pairs().is_some() { 2 } else { 1 }
     }
@@ -978,8 +977,8 @@ impl Workload {
         self.tf32 && !self.exact && self.dtype == DType::F32 && self.fills_tiles()
     }
 
-    /// Whether tensor cores can compute the workload: a matrix product, or a convolution as one, of large
-    /// enough sizes.
+    /// Whether tensor cores can compute the workload, a sufficiently large matrix product or a convolution
+    /// expressed as one.
     pub fn fills_tiles(&self) -> bool {
         const LEAST: i64 = 16;
         let sizes = match self.structure() {
@@ -995,8 +994,8 @@ impl Workload {
     }
 
     /// Whether Winograd's algorithm applies, which rounds more than the operator as written: to convolutions
-    /// with dense filters of 3 × 3, but not in f16 or bf16, which have no bits to lose, nor of factors that
-    /// are rounded to bf16.
+    /// with dense 3 × 3 filters, except in f16 or bf16, whose precision does not allow it, or with factors
+    /// rounded to bf16.
     pub fn has_winograd(&self) -> bool {
         let Structure::Window(w) = self.structure() else { return false };
         let has_taps_in_a_row = |axis: &WindowAxis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
@@ -1019,10 +1018,10 @@ impl Workload {
     /// Makes some sizes open (dynamic); inputs whose shape depends on them are no longer constant.
     ///
     /// # Errors
-    /// [`WorkloadError::Value`] for a size that may not be a range, and as [`Workload::new`].
+    /// [`WorkloadError::Value`] for a size that may not be a range; else see [`Workload::new`].
     ///
     /// # Panics
-    /// If the operator has no size of a name.
+    /// If the operator has no size of a given name.
     pub fn with_ranges(&self, ranges: &[(&str, SizeRange)]) -> Result<Workload, WorkloadError> {
         let mut open = self.clone();
         for (name, range) in ranges {
@@ -1038,28 +1037,28 @@ impl Workload {
         open.with_constants(constants)?.checked()
     }
 
-    /// Structure of the computation between prologue and epilogue, as schedules and libraries read it.
+    /// Structure of the computation between prologue and epilogue, for schedules and libraries.
     pub fn structure(&self) -> Structure {
         (self.operator.structure)(self)
     }
 
-    /// Label for people: the text; for a loop nest, a few words about it.
+    /// Human-readable label: the text, or a short description of a loop nest.
     pub fn label(&self) -> String {
         self.nest.as_ref().map_or_else(|| self.to_string(), |nest| nest.label())
     }
 
-    /// The untransformed program.
+    /// Builds the untransformed program.
     pub fn program(&self) -> Program {
         self.structure().program(self)
     }
 
-    /// A program named after the workload, still without stages.
+    /// Creates a builder of a program named after the workload, without stages.
     pub(super) fn builder(&self) -> ProgramBuilder {
         ProgramBuilder::new(self.to_string(), self.dtype, self.constants.clone())
     }
 
-    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
-    /// prologue and epilogue excluded. For a family, the geometric mean over its
+    /// Number of floating-point operations of one run: twice the number of multiply-accumulates, including
+    /// those with padding and excluding prologue and epilogue. For a family, the geometric mean over its
     /// [anchors](Workload::anchors), as with times.
     pub fn flops(&self) -> f64 {
         if !self.is_family() {
@@ -1070,13 +1069,13 @@ impl Workload {
         (members.map(|member| member.structure().flops().ln()).sum::<f64>() / anchors.len() as f64).exp()
     }
 
-    /// Floating-point operations, but for products with padding.
+    /// Number of floating-point operations, excluding products with padding.
     pub fn flops_inside(&self) -> f64 {
         self.flops() * self.structure().share_inside()
     }
 }
 
-/// The canonical text, with shorthands where they say all and defaults left out.
+/// Formats the canonical text, with shorthands where possible and without defaults.
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(nest) = &self.nest {
@@ -1084,7 +1083,7 @@ impl fmt::Display for Workload {
         }
         let mut pairs = Vec::new();
         let sizes: Vec<_> = self.operator.sizes.iter().zip(&self.sizes).collect();
-        // Neighbours with the same shorthand come together; a size without one comes alone.
+        // Adjacent sizes with the same shorthand form a group; a size without a shorthand forms its own.
         for group in sizes.chunk_by(|(a, _), (b, _)| a.shorthand.is_some() && a.shorthand == b.shorthand) {
             let (first, value) = group[0];
             match first.shorthand.filter(|_| group.iter().all(|(_, v)| *v == value)) {

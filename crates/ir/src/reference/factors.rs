@@ -1,4 +1,4 @@
-//! Factors of sums of products that are expressions, such as unpacked weights, evaluated ahead of the sum.
+//! Evaluation of factors that are expressions, such as unpacked weights, before the sum of products.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Expr, ReduceOp, TreePart};
@@ -6,14 +6,14 @@ use crate::index::Index;
 use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use std::borrow::Cow;
 
-/// Fewest products with each value of a factor for which it is evaluated ahead.
+/// Minimum number of products per value of a factor for which the factor is evaluated in advance.
 const LEAST_USES: i64 = 4;
 
-/// The program with factors of its sums of products read from buffers: a factor that is an expression is
-/// evaluated once for each iteration of the loops it depends on, by a nest of its own.
+/// Moves factors of sums of products that are expressions to buffers: a separate nest evaluates such a factor
+/// once for each iteration of the loops on which it depends.
 ///
 /// # Cost
-/// Memory for these factors, at most twice that of what they are made of.
+/// Memory for these factors, at most twice that of their operands.
 pub(super) fn factors_ahead(program: &Program) -> Cow<'_, Program> {
     if !program.parts().into_iter().flatten().any(|stmt| factor_of(program, stmt).is_some()) {
         return Cow::Borrowed(program);
@@ -32,16 +32,16 @@ pub(super) fn factors_ahead(program: &Program) -> Cow<'_, Program> {
     Cow::Owned(Program { buffers: ahead.buffers, ..parts })
 }
 
-/// A factor of a sum of products.
+/// Factor of a sum of products.
 struct Factor {
-    /// Whether it is the second one.
+    /// Whether this is the second factor.
     is_second: bool,
-    /// Loops it depends on with their extents, those of the reduction outside.
+    /// Loops on which the factor depends, with their extents; those of the reduction come first.
     loops: Vec<(LoopId, i64)>,
     dtype: DType,
 }
 
-/// The factors of the product that nested loops sum.
+/// Returns the factors of the product that nested loops sum.
 fn factors_mut(sum: &mut Stmt) -> [&mut Expr; 2] {
     match sum {
         Stmt::For(l) => factors_mut(&mut l.body[0]),
@@ -50,7 +50,7 @@ fn factors_mut(sum: &mut Stmt) -> [&mut Expr; 2] {
     }
 }
 
-/// A factor that pays to be evaluated ahead, of loops of constant extent around a sum of products.
+/// Finds a factor worth evaluating in advance, in loops of constant extent around a sum of products.
 fn factor_of(program: &Program, stmt: &Stmt) -> Option<Factor> {
     let (mut loops, mut inner) = (Vec::new(), stmt);
     while let Stmt::For(l) = inner {
@@ -80,8 +80,8 @@ fn factor_of(program: &Program, stmt: &Stmt) -> Option<Factor> {
     })
 }
 
-/// The loop variables that an expression depends on; `None` for loads, also with a cast, and for what reads
-/// nothing.
+/// Loop variables on which an expression depends; `None` for loads, also with a cast, and for expressions
+/// without reads.
 fn variables(factor: &Expr) -> Option<Vec<LoopId>> {
     let inner = match factor {
         Expr::Cast(_, x) => x.as_ref(),
@@ -99,7 +99,7 @@ fn variables(factor: &Expr) -> Option<Vec<LoopId>> {
     reads.then_some(used)
 }
 
-/// Number of elements of the buffers that an expression reads; `None` where it looks values up, or selects.
+/// Number of elements of the buffers that an expression reads; `None` for gathers and selects.
 fn elements_read(program: &Program, factor: &Expr) -> Option<i64> {
     let (mut buffers, mut is_plain): (Vec<BufferId>, _) = (Vec::new(), true);
     TreePart::Expr(factor).walk(&mut |node| match node {
@@ -114,7 +114,8 @@ fn elements_read(program: &Program, factor: &Expr) -> Option<i64> {
 }
 
 impl Factor {
-    /// Adds the factor's buffer, makes the sum read it, and returns the statements that fill it.
+    /// Adds the factor's buffer, replaces the factor in the sum by it, and returns the statements that fill
+    /// it.
     fn evaluated(self, program: &mut Program, sum: &mut Stmt) -> [Stmt; 2] {
         let shape = self.loops.iter().map(|(_, extent)| *extent).collect();
         let name = format!("factor {}", program.buffers.len());
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
     use crate::op::Workload;
 
-    /// Checks that no more than the elements of A, one by one, are left to the interpreter.
+    /// Checks that only the elements of A are left to the interpreter.
     fn check(workload: &str) {
         let workload = Workload::parse(workload).unwrap();
         let program = workload.program();

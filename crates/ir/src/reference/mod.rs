@@ -1,12 +1,12 @@
-//! Trusted results: what an untransformed program yields in `f64` where its elements are floating-point
-//! numbers, whatever their types, but for what is beyond the range of these; integers exactly.
+//! Trusted results of untransformed programs: floating-point numbers are computed in `f64` regardless of
+//! their types, with the ranges of these types; integers are exact.
 //!
-//! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators
-//! produce (loops of constant extent around one store or update): sums of products of matrices it evaluates
-//! by blocks, the others row by row, some rows at a time on each thread, with the reduction outside the
-//! row. Factors that are expressions are evaluated ahead. Whatever has another form runs through the
-//! interpreter, slowly but all the same. [`Tolerance`] says how far a kernel's result may be from the trusted
-//! one, [`random_input`] makes the data that the tolerance is argued for.
+//! [`evaluate`] is independent of schedules and code generation. It recognizes the nests that operators
+//! produce (loops of constant extent around one store or update). Matrix products are evaluated by blocks,
+//! other nests row by row, several rows at a time on each thread, with the reduction outside the row. Factors
+//! that are expressions are evaluated in advance. Statements of any other form run in the slow interpreter.
+//! [`Tolerance`] bounds the difference of a kernel's result from the trusted one, for the data of
+//! [`random_input`].
 
 mod factors;
 mod nest;
@@ -26,19 +26,19 @@ pub use tolerance::{
 };
 pub use work::Watch;
 
-/// Evaluates a program: takes its inputs and returns its outputs, each in argument order.
+/// Evaluates a program on its inputs and returns its outputs, each in argument order.
 ///
-/// Every operation on floating-point numbers is carried out in `f64`, and sums in an order of their own.
+/// Every floating-point operation is computed in `f64`; the order of summation is unspecified.
 ///
 /// # Errors
-/// As [`interp::run`]; a fault names one of the iterations that have it, not always the first.
+/// See [`interp::run`]; a fault names one of the iterations in which it occurs, not always the first.
 ///
 /// # Cost
-/// Memory for every buffer in `f64`. Sums of products of matrices take a third (a convolution of 118 thousand
-/// million multiply-adds) to a half (a product of 4096³) of the multiply-adds that the vectors of the threads
-/// have in `f64`, data and start included (Zen 4, two threads, 2026-11-25); other sums of products, which the
-/// memory bounds, some 3 to 5 thousand million a second on each thread, and anything else some hundred
-/// million operations a second.
+/// Memory for every buffer in `f64`. Matrix products reach a third (a convolution of 118 billion
+/// multiply-adds) to a half (a product of 4096³) of the threads' peak `f64` vector throughput, including data
+/// movement and startup (Zen 4, two threads, 2026-11-25). Other sums of products, which are memory-bound,
+/// reach some 3 to 5 billion multiply-adds per second on each thread, and anything else some hundred million
+/// operations per second.
 pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Result<Vec<Vec<f64>>, Fault> {
     let role = |role: fn(Role) -> bool| program.arguments().filter(move |(_, b)| role(b.role)).map(|(_, b)| b.dtype);
     let mut inputs = inputs.to_vec();
@@ -52,11 +52,11 @@ pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Res
     Ok(outputs)
 }
 
-/// Evaluates a program on elements as they are [held](DType::held). `watch` is called with the progress now
-/// and then, from any thread, and may cancel the evaluation.
+/// Evaluates a program on [held](DType::held) elements. `watch` is called with the progress from time to
+/// time, from any thread, and may cancel the evaluation.
 ///
 /// # Errors
-/// As [`evaluate`], and [`Fault::GivenUp`].
+/// See [`evaluate`]; [`Fault::GivenUp`] if cancelled.
 pub fn evaluate_watched(
     program: &Program,
     inputs: Vec<Vec<f64>>,
@@ -113,8 +113,8 @@ pub fn evaluate_watched(
     outputs.collect()
 }
 
-/// Makes what a statement has written infinite where it is beyond the range of its type: the precision of the
-/// trusted result is another, its range is not.
+/// Replaces values written by a statement by infinity if they are beyond the range of their type: the trusted
+/// result has a higher precision than the type, but the same range.
 fn limit(program: &Program, stmt: &Stmt, memory: &mut [Vec<f64>]) {
     let mut written = BTreeSet::new();
     stmt.walk(&mut |s| written.extend(s.own_write().map(|(buffer, _)| buffer)));
@@ -124,7 +124,7 @@ fn limit(program: &Program, stmt: &Stmt, memory: &mut [Vec<f64>]) {
             continue;
         }
         for x in &mut memory[id.0 as usize] {
-            // Every type has numbers of this size.
+            // Every type can represent numbers of this magnitude.
             if x.abs() > 6e4 && dtype.round(*x).is_infinite() {
                 *x = dtype.round(*x);
             }

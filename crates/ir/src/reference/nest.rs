@@ -1,4 +1,4 @@
-//! Evaluation of a loop nest row by row, or by blocks where it is a matrix product.
+//! Evaluation of a loop nest row by row, or by blocks if it is a matrix product.
 
 mod product;
 
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Elements of a row evaluated at a time: 2 KiB.
 const CHUNK: usize = 256;
 
-/// Rows evaluated together, so that a block of the factor they share stays in cache.
+/// Rows evaluated together, so that a block of their shared factor stays in cache.
 const ROWS: usize = 64;
 
-/// Iterations of the innermost reduction for which the shared factor is walked row by row: 128 KiB of it.
+/// Iterations of the innermost reduction evaluated per pass over the rows: 128 KiB of the shared factor.
 const DEPTH: usize = 64;
 
-/// Cost of an iteration of a nest that is evaluated row by row, in iterations of a matrix product: where it
-/// adds a product, and otherwise.
+/// Costs of an iteration of a nest evaluated row by row, in iterations of a matrix product: for a sum of
+/// products, and for other nests.
 const WORK_OF_PRODUCT: u64 = 6;
 const WORK_OF_OTHERS: u64 = 24;
 
@@ -37,17 +37,17 @@ pub(super) struct ParallelNest<'a> {
     /// Reduction that combines the values; `None` for a store.
     reduce: Option<ReducedLoops>,
     value: ReferenceExpr,
-    /// Buffers that the value is made of.
+    /// Buffers that the value reads.
     reads: Vec<BufferId>,
-    /// The axis along the row, one whose variable no index mentions where there is none.
+    /// Axis along the row; an axis without a variable if the nest has no suitable one.
     row: usize,
-    /// The axis across the rows that are evaluated together.
+    /// Axis across the rows that are evaluated together.
     across: usize,
     /// Axes that choose the rows.
     outer: Vec<usize>,
     /// Axes of the reduction, the innermost last.
     reduction: Vec<usize>,
-    /// The factors of a sum of products, where the first is the same along the row.
+    /// Factors of a sum of products, if the first is constant along the row.
     product: Option<(Load, Load)>,
 }
 
@@ -55,14 +55,14 @@ struct LoopAxis {
     /// Loop variable in the nest's indices.
     var: Option<LoopId>,
     extent: usize,
-    /// The program's loop variable that it counts, and by how much.
+    /// Loop variable of the program to which the axis contributes, and by how much.
     counts: Option<(LoopId, i64)>,
 }
 
 #[derive(Clone, Copy)]
 struct ReducedLoops {
     op: ReduceOp,
-    /// Whether it starts from the identity rather than from what is there.
+    /// Whether the reduction starts from the identity rather than from the stored value.
     afresh: bool,
 }
 
@@ -94,10 +94,10 @@ impl Flat {
     }
 }
 
-/// A subscript or a side of a condition.
+/// Subscript or side of a condition.
 enum Sub {
     Flat(Flat),
-    /// An index with divisions, remainders, minima or maxima.
+    /// Index with divisions, remainders, minima or maxima.
     Other(Index),
 }
 
@@ -110,12 +110,12 @@ struct Load {
 
 enum ReferenceExpr {
     Const(f64),
-    /// Within its buffer for all values of the axes.
+    /// Load that is within its buffer for all values of the axes.
     Load(Load),
-    /// A load whose subscripts are checked when it is reached.
+    /// Load whose subscripts are checked at evaluation.
     CheckedLoad(BufferId, Vec<Sub>),
     FromIndex(Sub),
-    /// The value rounded to f32.
+    /// Value rounded to f32.
     Single(Box<ReferenceExpr>),
     Unary(UnaryOp, Box<ReferenceExpr>),
     Binary(BinaryOp, Box<(ReferenceExpr, ReferenceExpr)>),
@@ -132,7 +132,7 @@ enum ReferenceTest {
 }
 
 impl<'a> ParallelNest<'a> {
-    /// The statement as a nest, where it is one and everything it may read was written.
+    /// Parses a statement as a nest whose possible reads are all of written elements.
     pub(super) fn of(program: &'a Program, stmt: &Stmt, memory: &[Vec<f64>]) -> Option<ParallelNest<'a>> {
         let nest = ParallelNest::parse(program, stmt)?;
         if !program.buffer(nest.to).dtype.is_float() && !nest.is_copy() && nest.most(memory) >= 2f64.powi(31) {
@@ -145,7 +145,7 @@ impl<'a> ParallelNest<'a> {
         (!memory[nest.to.0 as usize].is_empty() && nest.reads.iter().all(is_known)).then_some(nest)
     }
 
-    /// The statement as a nest, where it is one.
+    /// Parses a statement as a nest.
     pub(super) fn parse(program: &'a Program, stmt: &Stmt) -> Option<ParallelNest<'a>> {
         let mut axes = Vec::new();
         let mut inner = stmt;
@@ -199,7 +199,7 @@ impl<'a> ParallelNest<'a> {
         reads.dedup();
         let value = build.node(value)?;
         reduction.sort_by_key(|a| axes[*a].extent);
-        // An axis without a variable stands in where the nest has none for a part.
+        // Dummy axis without a variable, for roles that no axis of the nest can take.
         axes.push(LoopAxis { var: None, extent: 1, counts: None });
         let stand_in = axes.len() - 1;
         let mut nest = ParallelNest {
@@ -220,7 +220,7 @@ impl<'a> ParallelNest<'a> {
         Some(nest)
     }
 
-    /// Whether elements are moved as they are.
+    /// Whether elements are copied unchanged.
     fn is_copy(&self) -> bool {
         let (ReferenceExpr::Load(Load { buffer, .. }) | ReferenceExpr::CheckedLoad(buffer, _)) = &self.value else {
             return false;
@@ -228,7 +228,7 @@ impl<'a> ParallelNest<'a> {
         self.reduce.is_none() && self.program.buffer(*buffer).dtype == self.program.buffer(self.to).dtype
     }
 
-    /// The largest magnitude, or more, of all that is computed on the way to an element.
+    /// Upper bound of the magnitudes of all intermediate values of an element.
     fn most(&self, memory: &[Vec<f64>]) -> f64 {
         let (value, on_the_way) = self.value.most(memory, &self.axes);
         let n = self.n_of(&self.reduction) as f64;
@@ -245,7 +245,7 @@ impl<'a> ParallelNest<'a> {
     fn arrange(&mut self) {
         let mut loads = Vec::new();
         self.value.loads(&mut loads);
-        // Short rows cost, and so do loads that are neither contiguous nor the same along the row.
+        // Short rows are expensive, and so are loads that are neither contiguous nor constant along the row.
         let cost = |axis: usize| {
             let jumps = loads.iter().filter(|l| !matches!(l.flat.coefficients[axis], 0 | 1)).count();
             16 * CHUNK / self.axes[axis].extent.clamp(1, CHUNK) + CHUNK * jumps
@@ -279,13 +279,13 @@ impl<'a> ParallelNest<'a> {
         self.outer.retain(|a| *a != self.across);
     }
 
-    /// Number of values that these axes have together.
+    /// Number of combined values of these axes.
     fn n_of(&self, axes: &[usize]) -> usize {
         axes.iter().map(|a| self.axes[*a].extent).product()
     }
 
-    /// Collects the results of `of` over all values of these axes, the last one innermost and all others at
-    /// zero.
+    /// Collects the results of `of` over all values of these axes, the last axis innermost, with all other
+    /// axes at zero.
     fn each<T>(&self, axes: &[usize], mut of: impl FnMut(&[i64]) -> T) -> Vec<T> {
         let mut values = vec![0; self.axes.len()];
         let n = self.n_of(axes);
@@ -303,8 +303,8 @@ impl<'a> ParallelNest<'a> {
         each.collect()
     }
 
-    /// Cost of the nest in multiply-adds of a matrix product; `densities`: share of nonzero elements of each
-    /// buffer.
+    /// Cost of the nest in multiply-adds of a matrix product; `densities` holds the share of nonzero elements
+    /// of each buffer.
     pub(super) fn work(&self, densities: &[f64]) -> f64 {
         let n = self.axes.iter().map(|a| a.extent as f64).product::<f64>();
         let Some((a, b)) = &self.product else { return n * WORK_OF_OTHERS as f64 };
@@ -313,8 +313,8 @@ impl<'a> ParallelNest<'a> {
         n * density * if is_blocked { 1.0 } else { WORK_OF_PRODUCT as f64 }
     }
 
-    /// Buffer that the nest writes, and roughly the share of its elements that are nonzero by the form of the
-    /// value: every n-th element where a remainder decides.
+    /// Buffer that the nest writes, and an estimate of the share of its nonzero elements from the form of the
+    /// value: every n-th element if a condition on a remainder selects them.
     pub(super) fn density(&self) -> (BufferId, f64) {
         fn of(test: &ReferenceTest) -> f64 {
             match test {
@@ -333,7 +333,7 @@ impl<'a> ParallelNest<'a> {
         (self.to, density)
     }
 
-    /// Carries out the nest, until nobody waits for its work any more.
+    /// Evaluates the nest, unless the evaluation is cancelled.
     pub(super) fn run(
         &self,
         memory: &mut [Vec<f64>],
@@ -353,7 +353,7 @@ impl<'a> ParallelNest<'a> {
         result
     }
 
-    /// Carries it out row by row.
+    /// Evaluates the nest row by row.
     fn run_rows(
         &self,
         memory: &[Vec<f64>],
@@ -364,7 +364,7 @@ impl<'a> ParallelNest<'a> {
         let (n_rows, n_columns) = (self.axes[self.across].extent, self.axes[self.row].extent);
         let n_outer = self.n_of(&self.outer);
         let n_chunks = n_columns.div_ceil(CHUNK);
-        // Tasks enough that no thread waits long for the last one.
+        // Enough tasks that no thread waits long for the last one.
         let wanted = (8 * n_threads).div_ceil(n_outer * n_chunks);
         let rows = n_rows.div_ceil(wanted).clamp(1, ROWS);
         let n_strips = n_rows.div_ceil(rows);
@@ -398,8 +398,8 @@ impl<'a> ParallelNest<'a> {
     }
 }
 
-/// Whether different values of the axes are different elements: each stride passes all that
-/// smaller ones reach.
+/// Whether different values of the axes are different elements, because each stride exceeds the range of all
+/// smaller ones.
 fn is_injective(at: &Flat, axes: &[LoopAxis], parallel: &[usize]) -> bool {
     let mut strides =
         parallel.iter().map(|a| (at.coefficients[*a].unsigned_abs(), axes[*a].extent)).collect::<Vec<_>>();
@@ -412,10 +412,10 @@ fn is_injective(at: &Flat, axes: &[LoopAxis], parallel: &[usize]) -> bool {
     })
 }
 
-/// Splits axes that indices divide, where the divisor divides the extent, so that the indices become linear.
-/// The statement in terms of the new axes, where there are some.
+/// Splits axes that appear in divisions, if the divisor divides the extent, so that the indices become
+/// linear. Returns the statement in terms of the new axes, if there are any.
 ///
-/// Groups of channels are such: `k // 8` of 32 channels numbers four groups.
+/// Groups of channels have this form: for 32 channels, `k // 8` numbers four groups.
 fn split_divided(program: &Program, axes: &mut Vec<LoopAxis>, stmt: &Stmt) -> Option<Stmt> {
     let mut split: Option<Stmt> = None;
     let mut n_vars = program.loops.len() as u32;
@@ -446,7 +446,7 @@ fn split_divided(program: &Program, axes: &mut Vec<LoopAxis>, stmt: &Stmt) -> Op
     }
 }
 
-/// The axes that a conjunction of `axis == 0` names; `None` for other conditions.
+/// Collects the axes of a conjunction of conditions `axis == 0`; `None` for other conditions.
 fn zero_axes(cond: &Cond, axes: &[LoopAxis], zero: &mut Vec<usize>) -> Option<()> {
     match cond {
         Cond::True => Some(()),
@@ -456,7 +456,7 @@ fn zero_axes(cond: &Cond, axes: &[LoopAxis], zero: &mut Vec<usize>) -> Option<()
         }
         Cond::Eq(a, b) => {
             let difference = a.sub(b);
-            // A sum of axes, which are never negative, is zero where all are.
+            // A sum of axes, which are never negative, is zero if and only if all are.
             let is_sum = difference.constant() == 0 && difference.terms().iter().all(|(_, c)| *c > 0);
             let is_negated = difference.constant() == 0 && difference.terms().iter().all(|(_, c)| *c < 0);
             if difference.terms().is_empty() || !(is_sum || is_negated) {
@@ -477,13 +477,13 @@ struct NestReader<'a> {
     axes: &'a [LoopAxis],
 }
 
-/// Whether a value for a buffer of this type is the same without any rounding: integers stay integers, as
-/// long as they are small (see [`ParallelNest::most`]), and floating-point numbers are not rounded by the
-/// trusted evaluation. Integers of 64 bits are moved only.
+/// Whether a value for a buffer of this type needs no rounding: integers stay integers as long as they are
+/// small (see [`ParallelNest::most`]), and the trusted evaluation does not round floating-point numbers.
+/// Values of 64-bit integer types are only copied.
 fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> bool {
     let dtype_of = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
     let is_wide = |dtype: DType| dtype.is_float() || dtype == DType::I32;
-    // A copy of what is only stored stays within the type.
+    // A plain copy stays within the type.
     if !is_reduced && matches!(value, Expr::Load(b, _) if dtype_of(b) == Some(to)) {
         return true;
     }
@@ -496,7 +496,7 @@ fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> boo
             is_exact &= !dtype_of(b).is_some_and(DType::is_wide);
         }
         expr::TreePart::Expr(Expr::Gather(..)) => is_exact = false,
-        // It is made in a type of its own, in which constants may be others.
+        // Comparisons are computed in their own arithmetic, in which constants may have other values.
         expr::TreePart::Cond(Cond::Less(a, b)) => {
             let own = Expr::arithmetic_of([a, b], &|b| dtype_of(&b).unwrap_or(DType::F64));
             is_exact &= own.is_none_or(|dtype| dtype.is_float());
@@ -513,7 +513,7 @@ fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> boo
     is_exact && (to.is_float() || is_wide(to) && !has_floats)
 }
 
-/// Whether a value is a cast to i32 of an integer that this holds: of an element, or of a nibble.
+/// Whether a value is a cast to i32 of an element or nibble that i32 can represent.
 fn is_small_integer(program: &Program, value: &Expr) -> bool {
     let Expr::Cast(DType::I32, x) = value else { return false };
     match &**x {
@@ -527,7 +527,7 @@ fn is_small_integer(program: &Program, value: &Expr) -> bool {
 }
 
 impl NestReader<'_> {
-    /// `None` where a variable is not of the nest.
+    /// `None` if a variable does not belong to the nest.
     fn sub(&self, index: &Index) -> Option<Sub> {
         let mut known = true;
         index.for_each_var(&mut |v| known &= self.axes.iter().any(|a| a.var == Some(v)));
@@ -539,15 +539,15 @@ impl NestReader<'_> {
         }
         let flat = Flat {
             constant: index.constant(),
-            // One more for the stand-in.
+            // One additional coefficient for the dummy axis.
             coefficients: self.axes.iter().map(|a| a.var.map_or(0, |v| index.coefficient(v))).chain([0]).collect(),
         };
         let (low, high) = flat.range(self.axes);
-        // The interpreter knows what to do about overflow.
+        // The interpreter handles overflow.
         (low.abs().max(high.abs()) < 1 << 60).then_some(Sub::Flat(flat))
     }
 
-    /// An element that is always within its buffer.
+    /// Creates a load that is always within its buffer.
     fn element(&self, id: BufferId, index: &[Index]) -> Option<Load> {
         let buffer = self.program.buffers.get(id.0 as usize)?;
         if buffer.shape.len() != index.len() {
@@ -580,14 +580,14 @@ impl NestReader<'_> {
                 }
                 None => return None,
             },
-            // It is left to the interpreter: see `is_exact`.
+            // Gathers are left to the interpreter: see `is_exact`.
             Expr::Gather(..) => return None,
             Expr::FromIndex(i) => ReferenceExpr::FromIndex(self.sub(i)?),
             Expr::Unary(op, x) => ReferenceExpr::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => ReferenceExpr::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
             Expr::Select(c, a, b) => ReferenceExpr::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
             Expr::Cast(_, x) if rounds_to_single(self.program, e) => ReferenceExpr::Single(Box::new(self.node(x)?)),
-            // Another one changes nothing: see `is_exact`.
+            // Any other cast has no effect: see `is_exact`.
             Expr::Cast(_, x) => self.node(x)?,
         })
     }
@@ -605,7 +605,7 @@ impl NestReader<'_> {
 }
 
 impl ReferenceExpr {
-    /// The largest magnitudes, or more, that a value has and that are met on the way to it.
+    /// Upper bounds of the magnitudes of a value and of its intermediate values.
     fn most(&self, memory: &[Vec<f64>], axes: &[LoopAxis]) -> (f64, f64) {
         let of = |buffer: BufferId| {
             let values = memory.get(buffer.0 as usize).map_or(&[][..], Vec::as_slice);
@@ -619,7 +619,7 @@ impl ReferenceExpr {
                 let (low, high) = flat.range(axes);
                 (low.abs().max(high.abs()) as f64, 0.0)
             }
-            // Such indices among integers are left to the interpreter.
+            // Nonlinear indices as integer values are left to the interpreter.
             ReferenceExpr::FromIndex(Sub::Other(_)) => (f64::INFINITY, 0.0),
             ReferenceExpr::Single(x) | ReferenceExpr::Unary(_, x) => x.most(memory, axes),
             ReferenceExpr::Binary(op, sides) => {
@@ -660,7 +660,7 @@ impl ReferenceExpr {
 }
 
 impl ReferenceTest {
-    /// The largest magnitude, or more, that is met on the way to it.
+    /// Upper bound of the magnitudes of the condition's intermediate values.
     fn most(&self, memory: &[Vec<f64>], axes: &[LoopAxis]) -> f64 {
         match self {
             ReferenceTest::True | ReferenceTest::Lt(..) | ReferenceTest::Eq(..) => 0.0,
@@ -671,7 +671,7 @@ impl ReferenceTest {
     }
 }
 
-/// Some rows of some columns.
+/// Range of rows and columns.
 #[derive(Clone, Copy)]
 struct RowsTile {
     row: usize,
@@ -680,14 +680,14 @@ struct RowsTile {
     n_columns: usize,
 }
 
-/// Part of a row: columns from the first, so many.
+/// Part of a row: `len` columns from the first.
 #[derive(Clone, Copy)]
 struct ColumnSpan {
     column: usize,
     len: usize,
 }
 
-/// Values that change by the same step from column to column.
+/// Values that change by a constant step from column to column.
 #[derive(Clone, Copy)]
 struct SteppedValues {
     first: i64,
@@ -706,13 +706,13 @@ struct NestWorker<'a> {
     nest: &'a ParallelNest<'a>,
     memory: &'a [Vec<f64>],
     counter: Counter<'a>,
-    /// Values of the axes; that of the row axis is kept zero.
+    /// Values of the axes; the row axis is kept at zero.
     values: Vec<i64>,
     /// Results of the tile.
     sums: Vec<f64>,
-    /// A block of a factor, made contiguous.
+    /// Contiguous copy of a block of a factor.
     packed: Vec<f64>,
-    /// Buffers to use again.
+    /// Buffers for reuse.
     spare: Vec<Vec<f64>>,
 }
 
@@ -754,7 +754,7 @@ impl NestWorker<'_> {
         Ok(())
     }
 
-    /// The position of a tile's row, at its first column and the start of the reduction.
+    /// Position of a tile's row, at its first column and the start of the reduction.
     fn start(&mut self, flat: &Flat, tile: RowsTile, row: usize) -> i64 {
         let nest = self.nest;
         nest.reduction.iter().for_each(|a| self.values[*a] = 0);
@@ -762,7 +762,7 @@ impl NestWorker<'_> {
         flat.at(&self.values) + flat.coefficients[nest.row] * tile.column as i64
     }
 
-    /// Goes to the next iteration of these axes; false where there is none, with all at zero.
+    /// Advances these axes to the next iteration; false, with all at zero, after the last one.
     fn advance(&mut self, axes: &[usize]) -> bool {
         axes.iter().rev().any(|a| {
             self.values[*a] += 1;
@@ -832,7 +832,7 @@ impl NestWorker<'_> {
         self.packed = packed;
     }
 
-    /// Any value and any reduction.
+    /// Evaluates any value and any reduction.
     fn general(&mut self, tile: RowsTile, sums: &mut [f64]) -> NestResult {
         let nest = self.nest;
         let span = ColumnSpan { column: tile.column, len: tile.n_columns };
@@ -859,7 +859,7 @@ impl NestWorker<'_> {
         Ok(())
     }
 
-    /// A buffer of arbitrary contents.
+    /// Takes a buffer with arbitrary contents.
     fn take(&mut self, len: usize) -> Vec<f64> {
         let mut values = self.spare.pop().unwrap_or_default();
         values.resize(len, 0.0);
@@ -930,7 +930,7 @@ impl NestWorker<'_> {
         let values = &self.memory[id.0 as usize];
         let (mut first, mut step, mut inside) = (0i64, 0i64, true);
         for (sub, extent) in subs.iter().zip(shape) {
-            // What is linear along the row lies between its ends.
+            // Values that are linear along the row lie between those at its ends.
             let Some(line) = self.line(sub, span) else {
                 inside = false;
                 break;
@@ -980,7 +980,7 @@ impl NestWorker<'_> {
         }
     }
 
-    /// The values of an index in a span, where it is linear along the row.
+    /// Values of an index in a span, if it is linear along the row.
     fn line(&self, sub: &Sub, span: ColumnSpan) -> Option<SteppedValues> {
         let Sub::Flat(flat) = sub else { return None };
         let step = flat.coefficients[self.nest.row];
@@ -998,20 +998,20 @@ impl NestWorker<'_> {
         }
     }
 
-    /// The values of an index in a span.
+    /// Values of an index in a span.
     fn subs(&self, sub: &Sub, span: ColumnSpan) -> NestResult<Vec<i64>> {
         let of_index = match (self.line(sub, span), sub) {
             (Some(line), _) => Some((0..span.len).map(|x| line.at(x)).collect()),
             (None, Sub::Other(index)) => self.eval_all(index, span),
             (None, Sub::Flat(_)) => None,
         };
-        // Where one of them has none, it is found one by one.
+        // If a column has no value, evaluation column by column finds it.
         let one_by_one = || (0..span.len).map(|x| self.sub(sub, span.column + x)).collect();
         of_index.map_or_else(one_by_one, Ok)
     }
 
-    /// Evaluates an index with divisions, remainders, minima or maxima; `None` where one of them has no
-    /// value.
+    /// Evaluates an index with divisions, remainders, minima or maxima; `None` if it has no value in some
+    /// column.
     fn eval_all(&self, index: &Index, span: ColumnSpan) -> Option<Vec<i64>> {
         let mut sums = vec![index.constant(); span.len];
         for (atom, c) in index.terms() {
@@ -1072,7 +1072,7 @@ impl NestWorker<'_> {
             }
             ReferenceTest::And(sides) => {
                 let mut holds = self.test(&sides.0, span)?;
-                // The right side is looked at only where the left one holds.
+                // The right side is evaluated only in columns where the left side holds.
                 let mut x = 0;
                 while let Some(from) = holds[x..].iter().position(|h| *h).map(|n| x + n) {
                     let len = holds[from..].iter().position(|h| !*h).unwrap_or(span.len - from);
@@ -1090,7 +1090,7 @@ impl NestWorker<'_> {
         }
     }
 
-    /// The value of an index in a column.
+    /// Value of an index in a column.
     #[inline]
     fn sub(&self, sub: &Sub, column: usize) -> NestResult<i64> {
         match sub {
@@ -1106,7 +1106,7 @@ impl NestWorker<'_> {
         }
     }
 
-    /// The error tells whether it is a division by zero.
+    /// Evaluates an index in a column; the error says whether it is a division by zero.
     fn eval(&self, index: &Index, column: usize) -> Result<i64, bool> {
         let mut sum = index.constant();
         for (atom, c) in index.terms() {
@@ -1142,7 +1142,7 @@ impl NestWorker<'_> {
         IterationPoint(named.into_iter().map(|(v, value)| (self.nest.program.loop_name(v).to_owned(), value)).collect())
     }
 
-    /// The written element was to be combined with what was there.
+    /// Fault of an update that combines a value with an unwritten element.
     fn undefined(&self, column: usize) -> Box<Fault> {
         let buffer = self.nest.program.buffer(self.nest.to);
         let at = self.nest.at.at(&self.values) + self.nest.at.coefficients[self.nest.row] * column as i64;
@@ -1157,7 +1157,7 @@ impl NestWorker<'_> {
 /// Copies `[n_k, n]` elements with these strides into a contiguous block.
 fn pack(packed: &mut Vec<f64>, from: &[f64], at: i64, strides: [i64; 2], [n_k, n]: [usize; 2]) {
     packed.resize(n_k * n, 0.0);
-    // Walks memory forwards: the smaller stride is inside.
+    // Memory is traversed forwards, with the smaller stride in the inner loop.
     if strides[0].abs() >= strides[1].abs() {
         for k in 0..n_k {
             for x in 0..n {
@@ -1173,7 +1173,7 @@ fn pack(packed: &mut Vec<f64>, from: &[f64], at: i64, strides: [i64; 2], [n_k, n
     }
 }
 
-/// `sums += Σ factor · row`; all rows as long as the sums.
+/// `sums += Σ factor · row`; all rows have the length of the sums.
 fn add_products<const N: usize>(sums: &mut [f64], factors: [f64; N], rows: [&[f64]; N]) {
     let rows = rows.map(|row| &row[..sums.len()]);
     for x in 0..sums.len() {
@@ -1212,8 +1212,8 @@ mod tests {
     use crate::interp::undefined;
     use crate::text::parse;
 
-    /// The nest of a program's only statement, with `X` and `Y` as inputs: its axes along and across the
-    /// rows, and whether it is a sum of products; `None` where it is left to the interpreter.
+    /// Checks the nest of a program's only statement, with inputs `X` and `Y`: its axes along and across the
+    /// rows, and whether it is a sum of products; `None` if it is left to the interpreter.
     fn check(buffers: &str, nest: &str, expected: Option<(&str, &str, bool)>) {
         let text = format!("program \"p\" {buffers} loops i, j, k, l run {{ {nest} }}");
         let program = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));

@@ -1,5 +1,5 @@
-//! Tolerances: the largest allowed error of a result against the trusted one, and the test data for which it
-//! is derived.
+//! Tolerances, the largest allowed errors of a result against the trusted one, and the test data for which
+//! they are derived.
 
 use crate::dot::is_factor;
 use crate::dtype::{DType, RandomSize};
@@ -9,29 +9,29 @@ use crate::program::{Buffer, BufferId, Program, Role, Stmt, TensorProduct};
 use crate::schedule::{Step, winograd};
 use thiserror::Error;
 
-/// A result `x` agrees with the trusted `r` where `|x − r| ≤ abs + rel·|r|`.
+/// Tolerance of a result: `x` agrees with the trusted `r` if `|x − r| ≤ abs + rel·|r|`.
 ///
-/// The bounds hold for inputs made by [`random_input`]: magnitudes in `[0.5, 1.5)`, signs at random.
+/// The bounds hold for inputs of [`random_input`]: magnitudes in `[0.5, 1.5)` with random signs.
 ///
-/// A sum of `K` products of two such inputs walks at random: the products have the root mean square
+/// A sum of `K` products of two such inputs is a random walk: the products have the root mean square
 /// `σ = 1.08`, partial sums after `k` steps are of the order `σ√k`, and the `K` roundings, each of at most
-/// `u` times a partial sum (`u = 2⁻²⁴` for `f32`), are as good as independent of each other. Their sum has a
-/// standard deviation of about `0.4·u·σ·K`; in a result whose partial sums happen to be six times as large as
-/// usual, of at most `3.5·u·σ·K`. Six standard deviations of that, rounded up, give `abs = 24·u·σ·K`, which
-/// no kernel reaches by rounding alone whatever its order of summation; fewer roundings, as with several
-/// partial sums or fused multiply-adds, only make it safer. On the other side a product left out is an error
-/// of at least `0.25`: at `K = 65536` in `f32`, `abs` is `0.10`, so a single such element is found.
+/// `u` times a partial sum (`u = 2⁻²⁴` for `f32`), are practically independent. Their sum has a standard
+/// deviation of about `0.4·u·σ·K`; in a result whose partial sums happen to be six times as large as usual,
+/// of at most `3.5·u·σ·K`. Six standard deviations of that, rounded up, give `abs = 24·u·σ·K`, which no
+/// kernel reaches by rounding alone, in any order of summation; fewer roundings, as with several partial sums
+/// or fused multiply-adds, only make the bound safer. In contrast, a missing product is an error of at least
+/// `0.25`: at `K = 65536` in `f32`, `abs` is `0.10`, so a single such element is detected.
 ///
-/// For programs of several stages [`Tolerance::for_program`] carries magnitudes and bounds from stage to
-/// stage by the usual rules; values that are not symmetric about zero add up to `K` instead of `√K` times
-/// their size, and the bounds grow with it.
+/// For programs of several stages, [`Tolerance::for_program`] propagates magnitudes and bounds from stage to
+/// stage by the usual rules; sums of values that are not symmetric about zero grow with `K` instead of `√K`,
+/// and so do the bounds.
 ///
-/// Winograd's minimal filtering ([`Step::Winograd`]) takes results as differences of larger numbers:
-/// [`Tolerance::for_schedule`] knows by how much. With `w` for the size of the products that enter the worst
-/// result of a tile (94 for tiles of 4 × 4 in units of `σ`, where 3 enter a plain one), the sums over
-/// `C = K / 9` channels leave it an error of a standard deviation of `0.4·u·σ·w·C`, and the roundings of the
-/// three transforms, some four of the full size in each, of `3.7·u·σ·w·√C`. It combines so many sums that
-/// none that is unusual counts: twelve standard deviations are the bound.
+/// Winograd's minimal filtering ([`Step::Winograd`]) computes results as differences of larger numbers, which
+/// [`Tolerance::for_schedule`] takes into account. Let `w` be the size of the products in the worst result of
+/// a tile (94 for tiles of 4 × 4 in units of `σ`, compared to 3 for direct convolution). The sums over
+/// `C = K / 9` channels then have an error with a standard deviation of `0.4·u·σ·w·C`, and the roundings of
+/// the three transforms, some four of the full size in each, one of `3.7·u·σ·w·√C`. As a result combines many
+/// sums, an unusually large one has little influence: twelve standard deviations are the bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     /// Absolute part.
@@ -40,7 +40,7 @@ pub struct Tolerance {
     pub rel: f64,
 }
 
-/// Errors of a wrong result: how many, where the first is, and how large.
+/// Errors of a wrong result: their number, the first one, and the largest error.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error("{n_wrong} elements are wrong, first number {first}: {got} instead of {expected}; largest error {max_error}")]
 pub struct Mismatch {
@@ -52,12 +52,12 @@ pub struct Mismatch {
     pub got: f64,
     /// Trusted value at `first`.
     pub expected: f64,
-    /// Largest absolute error; NaN where one is NaN.
+    /// Largest absolute error; NaN if any error is NaN.
     pub max_error: f64,
 }
 
 impl Mismatch {
-    /// Merges two mismatches; `later` covers the elements after `self`'s.
+    /// Merges two mismatches; `later` covers elements after those of `self`.
     pub fn and(self, later: Mismatch) -> Mismatch {
         let is_nan = self.max_error.is_nan() || later.max_error.is_nan();
         let max_error = if is_nan { f64::NAN } else { self.max_error.max(later.max_error) };
@@ -66,14 +66,14 @@ impl Mismatch {
 }
 
 impl Tolerance {
-    /// The tolerance for all outputs of a program, from the extents of its reductions and its element types.
+    /// Tolerance for all outputs of a program, from the extents of its reductions and its element types.
     pub fn for_program(program: &Program) -> Tolerance {
         Tolerance::for_schedule(program, &[])
     }
 
     /// Tolerance for a program scheduled by these steps.
     pub fn for_schedule(program: &Program, steps: &[Step]) -> Tolerance {
-        // Ten bits behind the first, rounded to the nearest.
+        // TF32 has ten bits after the leading one, rounded to nearest.
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
         let of_halves = program.buffers.iter().any(|b| b.dtype.is_half());
         let rounded = steps.iter().filter_map(how).map(|how| match how {
@@ -89,8 +89,8 @@ impl Tolerance {
         Tolerance::for_rounded_factors(program, steps, rounded.fold(0.0, f64::max))
     }
 
-    /// Tolerance for inputs that are rounded by up to `rel` of their value before they are multiplied: tensor
-    /// cores truncate TF32 operands after ten bits, so by 2⁻¹⁰.
+    /// Tolerance for inputs that are rounded by up to `rel` of their value before multiplication; 2⁻¹⁰ for
+    /// TF32 operands, which tensor cores truncate after ten bits.
     pub fn for_rounded_factors(program: &Program, steps: &[Step], rel: f64) -> Tolerance {
         let filtered = |step: &Step| match step {
             Step::Winograd { buffer, tile } => Some((program.buffers.iter().position(|b| b.name == *buffer)?, *tile)),
@@ -109,7 +109,7 @@ impl Tolerance {
         let outputs = program.buffers.iter().zip(&walk.sizes).filter(|(b, _)| b.role == Role::Output);
         for (buffer, size) in outputs {
             let size = size.unwrap_or(ValueStatistics::of_input(buffer.dtype));
-            // The trusted result has roundings of its own, which matter beside those of `f64`.
+            // Roundings of the trusted result itself are significant compared with those of an `f64` kernel.
             let of_reference = if buffer.dtype == DType::F64 { 2.0 } else { 1.0 };
             tolerance.abs = tolerance.abs.max(size.abs * of_reference);
             tolerance.rel = tolerance.rel.max(size.rel * of_reference + 4.0 * buffer.dtype.unit());
@@ -117,7 +117,7 @@ impl Tolerance {
         tolerance
     }
 
-    /// Compares a result with the trusted one. NaN agrees with NaN and nothing else.
+    /// Compares a result with the trusted one. NaN agrees only with NaN.
     ///
     /// # Errors
     /// [`Mismatch`] if an element does not agree.
@@ -126,8 +126,8 @@ impl Tolerance {
     /// If the lengths differ.
     pub fn compare<T: Copy + Into<f64>>(&self, out: &[T], reference: &[f64]) -> Result<(), Mismatch> {
         assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
-        // Nearly every element agrees: parts are passed over by a loop without branches, which
-        // becomes vector code.
+        // Nearly every element agrees, so a loop without branches, which compiles to vector code, skips parts
+        // without mismatches.
         const PART: usize = 1024;
         let mut mismatch: Option<Mismatch> = None;
         for (at, (out, reference)) in out.chunks(PART).zip(reference.chunks(PART)).enumerate() {
@@ -165,7 +165,7 @@ impl Tolerance {
     }
 }
 
-/// Relative error of a result as a whole: ‖out − reference‖₂ / ‖reference‖₂.
+/// Relative error of a whole result: ‖out − reference‖₂ / ‖reference‖₂.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -185,7 +185,7 @@ pub fn relative_error_of(parts: impl IntoIterator<Item = [f64; 2]>) -> f64 {
 /// If the lengths differ.
 pub fn squared<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> [f64; 2] {
     assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
-    // Sums side by side and parts of one length, so that the loop becomes vector code.
+    // Independent sums and parts of equal length make the loop vectorizable.
     const SUMS: usize = 8;
     let (mut errors, mut norms) = ([0.0; SUMS], [0.0; SUMS]);
     let squares = |got: T, expected: f64| {
@@ -228,13 +228,13 @@ pub fn random_elements(dtype: DType, seed: u64, n: usize) -> impl ExactSizeItera
     (0..n).map(move |at| dtype.random(random_bits(seed, at)))
 }
 
-/// Random values for an input of a program: [`random_elements`], or valid indices over the whole gathered
-/// input where the input is used as a subscript of a gather.
+/// Random values for an input of a program: [`random_elements`], or, if the input is a subscript of a gather,
+/// valid indices over the whole gathered input.
 pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
     random_argument_on(program, id, seed, 1)
 }
 
-/// Random values equal to those of [`random_argument`], made by `n_threads` threads.
+/// Random values equal to those of [`random_argument`], generated on `n_threads` threads.
 pub fn random_argument_on(program: &Program, id: BufferId, seed: u64, n_threads: usize) -> Vec<f64> {
     let buffer = program.buffer(id);
     let n = buffer.n_elements().unwrap_or(0) as usize;
@@ -257,7 +257,7 @@ pub fn random_argument_on(program: &Program, id: BufferId, seed: u64, n_threads:
     }
 }
 
-/// Values of `n` places, made by this many threads.
+/// Computes `n` values on `n_threads` threads.
 fn filled(n: usize, n_threads: usize, value: impl Fn(usize) -> f64 + Sync) -> Vec<f64> {
     let mut values = vec![0.0; n];
     let part = n.div_ceil(n_threads.max(1)).max(1);
@@ -277,8 +277,8 @@ fn filled(n: usize, n_threads: usize, value: impl Fn(usize) -> f64 + Sync) -> Ve
     values
 }
 
-/// Elements that a line of ends goes along: a row of a matrix, or of an image or filter what belongs to one
-/// of several channels.
+/// Number of elements of a row of extreme values: a row of a matrix, or the elements of one channel of an
+/// image or filter.
 fn row_of(shape: &[i64]) -> usize {
     let row = match shape.iter().position(|n| *n > 1) {
         Some(first) if shape.len() > 3 => shape[first + 1..].iter().product(),
@@ -287,7 +287,7 @@ fn row_of(shape: &[i64]) -> usize {
     row.max(1) as usize
 }
 
-/// Whether a value is an element of a buffer, under some condition or none.
+/// Whether a value is an element of a buffer, possibly under a condition.
 fn holds(value: &Expr, id: BufferId) -> bool {
     match value {
         Expr::Load(b, _) => *b == id,
@@ -296,8 +296,8 @@ fn holds(value: &Expr, id: BufferId) -> bool {
     }
 }
 
-/// Type of 16 bits that elements of an f32 buffer, or of a copy of it, are rounded to before they are
-/// multiplied and summed. Inputs of that type make the rounding exact.
+/// 16-bit type to which elements of an f32 buffer, or of a copy of it, are rounded before they are multiplied
+/// and summed. Inputs of that type make the rounding exact.
 fn rounded_factor(program: &Program, id: BufferId) -> Option<DType> {
     let rounds = |factor: &Expr| match factor {
         Expr::Cast(dtype, x) if dtype.is_half() && holds(x, id) => Some(*dtype),
@@ -320,7 +320,7 @@ fn rounded_factor(program: &Program, id: BufferId) -> Option<DType> {
     found.or_else(|| copies.into_iter().find_map(of_copy))
 }
 
-/// Whether elements of a buffer, or of a copy of it, are factors of products that are summed.
+/// Whether elements of a buffer, or of a copy of it, are factors of summed products.
 fn is_multiplied(program: &Program, id: BufferId) -> bool {
     let is_it = |factor: &Expr| holds(factor, id);
     let mut copies = Vec::new();
@@ -361,16 +361,16 @@ fn scales_sums(program: &Program, id: BufferId) -> bool {
     found
 }
 
-/// A number less than one sixteenth, often much less, so that what it makes of sums of bytes is not mostly
-/// beyond what a byte holds.
+/// Returns a number less than one sixteenth, often much less, so that most sums of bytes scaled by it fit in
+/// a byte.
 fn small(bits: u64, x: f64) -> f64 {
     DType::F32.round(x * 0.5f64.powi(4 + (bits % 16) as i32))
 }
 
-/// Byte of a factor at a place, in rows of so many elements: any, and some rows and columns that are all of
-/// one sign and as large as can be, so that sums which saturate on the way are found out.
+/// Byte of a factor at a position, in rows of `row` elements. Most are random; some rows and columns consist
+/// of extreme values of one sign, to detect sums that saturate in between.
 fn factor(row: usize, seed: u64, at: usize) -> u8 {
-    // The largest with a sign and without, and the least with one.
+    // Largest unsigned byte, largest signed byte, smallest signed byte, zero.
     const ENDS: [u8; 4] = [0xff, 0x7f, 0x80, 0];
     match (at / row % 8, at % row % 8) {
         (line @ 0..4, _) => ENDS[line],
@@ -379,7 +379,7 @@ fn factor(row: usize, seed: u64, at: usize) -> u8 {
     }
 }
 
-/// Number of positions that any value of a buffer leads to, where elements are gathered by it.
+/// Number of valid positions for the values of a buffer that is a subscript of a gather.
 fn n_places(program: &Program, id: BufferId) -> Option<u64> {
     fn is_of(value: &Expr, id: BufferId) -> bool {
         match value {
@@ -412,7 +412,7 @@ fn random_bits(seed: u64, at: usize) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Extremes of random values lie at most this many times their root mean square from zero, as good as always.
+/// Ratio of the largest random value to the root mean square that is practically never exceeded.
 const PEAK: f64 = 6.0;
 
 /// Statistics of the values of a buffer or an expression.
@@ -420,7 +420,7 @@ const PEAK: f64 = 6.0;
 struct ValueStatistics {
     /// Root mean square.
     rms: f64,
-    /// Whether the values are symmetric about zero and independent, so that sums of them walk at random.
+    /// Whether the values are symmetric about zero and independent, so that their sums are random walks.
     symmetric: bool,
     /// Absolute part of the error bound.
     abs: f64,
@@ -429,18 +429,18 @@ struct ValueStatistics {
 }
 
 impl ValueStatistics {
-    /// A random input.
+    /// Statistics of a random input.
     fn of_input(dtype: DType) -> ValueStatistics {
         let RandomSize { rms, is_symmetric, .. } = dtype.random_size();
         ValueStatistics { rms, symmetric: is_symmetric, abs: 0.0, rel: 0.0 }
     }
 
-    /// Adds the rounding to a type: an inexact integer may be off by one.
+    /// Adds the error of rounding to a type: an inexact integer may be off by one.
     fn rounded_to(self, dtype: DType) -> ValueStatistics {
         if dtype.is_float() || self.error() == 0.0 { self } else { ValueStatistics { abs: self.abs + 1.0, ..self } }
     }
 
-    /// Covers either.
+    /// Combines both statistics to cover either value.
     fn or(self, other: ValueStatistics) -> ValueStatistics {
         ValueStatistics {
             rms: self.rms.max(other.rms),
@@ -450,7 +450,7 @@ impl ValueStatistics {
         }
     }
 
-    /// The whole error at the largest values.
+    /// Total error at the largest values.
     fn error(self) -> f64 {
         self.abs + self.rel * PEAK * self.rms
     }
@@ -461,7 +461,7 @@ struct ErrorWalk<'a> {
     /// Statistics of each buffer; `None` before it is written.
     sizes: Vec<Option<ValueStatistics>>,
     ranges: Ranges,
-    /// Buffers computed by minimal filtering (Winograd), with the sides of the tiles.
+    /// Buffers computed by minimal filtering (Winograd), with their tile sizes.
     filtered: Vec<(usize, i64)>,
 }
 
@@ -486,7 +486,7 @@ impl ErrorWalk<'_> {
                 Stmt::Store { buffer, value, .. } => {
                     let dtype = self.dtype(buffer.0 as usize);
                     let mut size = self.expr(value, dtype.unit()).rounded_to(dtype);
-                    // What is exact in f32 is in halves, too: see `random_argument`.
+                    // Values exact in f32 are exact in the 16-bit types, too: see `random_argument`.
                     let is_on_the_way = self
                         .program
                         .buffers
@@ -536,7 +536,7 @@ impl ErrorWalk<'_> {
         }
     }
 
-    /// Extremes of an expression's values lie at most this many times their root mean square from zero.
+    /// Ratio of an expression's largest value to its root mean square.
     fn peak(&self, expr: &Expr) -> f64 {
         let buffer = match expr {
             Expr::Const(_) => return 1.0,
@@ -551,9 +551,9 @@ impl ErrorWalk<'_> {
         }
     }
 
-    /// Whether a value is the same however it is computed: each step is exact, or rounded to f32 by itself,
-    /// as in what makes integers of sums. Of two f32 numbers, a sum or product that is computed in f64 is
-    /// rounded as if it were exact, and so is a quotient.
+    /// Whether a value does not depend on the precision of evaluation: each step is exact, or explicitly
+    /// rounded to f32, as in the quantization of sums. A sum, product or quotient of two f32 numbers computed
+    /// in f64 and rounded to f32 is correctly rounded.
     fn is_exact(&self, expr: &Expr) -> bool {
         let is_short = |e: &Expr| match e {
             Expr::Load(b, _) => {
@@ -589,7 +589,7 @@ impl ErrorWalk<'_> {
 
     fn expr(&self, expr: &Expr, u: f64) -> ValueStatistics {
         if let Some(x) = logistic_argument(expr) {
-            // Nowhere steeper than 1/4, however large the power it divides by.
+            // The slope is at most 1/4, regardless of the magnitude of the exponential.
             let abs = 0.25 * self.expr(x, u).error().min(4.0) + 8.0 * u;
             return ValueStatistics { rms: 1.0, symmetric: false, abs, rel: 4.0 * u };
         }
@@ -603,7 +603,7 @@ impl ErrorWalk<'_> {
             };
         }
         if let Some(x) = gelu_argument(expr) {
-            // Nowhere steeper than 1.13, though its factors are far larger apart.
+            // The slope is at most 1.13, although the error of the separate factors would suggest more.
             let x = self.expr(x, u);
             return ValueStatistics {
                 symmetric: false,
@@ -636,7 +636,7 @@ impl ErrorWalk<'_> {
                         abs: self.peak(a) * left.rms * right.abs + self.peak(b) * right.rms * left.abs,
                         rel: left.rel + right.rel + 2.0 * u,
                     },
-                    // Divisors are taken to keep away from zero.
+                    // Divisors are assumed not to be close to zero.
                     BinaryOp::Div => {
                         let divisor = right.rms.max(f64::MIN_POSITIVE);
                         ValueStatistics {
@@ -648,8 +648,8 @@ impl ErrorWalk<'_> {
                     }
                     BinaryOp::Min | BinaryOp::Max => ValueStatistics { symmetric: false, ..left.or(right) },
                     BinaryOp::Nibble => ValueStatistics { rms: 9.0, symmetric: false, abs: 0.0, rel: 0.0 },
-                    // An error of the base counts as often as the exponent says, one of the exponent by the
-                    // base's logarithm.
+                    // The relative error of the base is multiplied by the exponent, the error of the exponent
+                    // by the base's logarithm.
                     BinaryOp::Pow => {
                         let exponent = right.rms.max(1.0) * if matches!(**b, Expr::Const(_)) { 1.0 } else { PEAK };
                         let base = left.rms.max(f64::MIN_POSITIVE);
@@ -669,8 +669,8 @@ impl ErrorWalk<'_> {
     }
 }
 
-/// The `x` of `x · g(x)`, where `g` is the logistic function or straight lines from 0 to 1, with the steepest
-/// slope.
+/// Matches `x · g(x)`, where `g` is the logistic function or piecewise linear from 0 to 1; returns `x` and
+/// the largest slope.
 fn swish_argument(expr: &Expr) -> Option<(&Expr, f64)> {
     let Expr::Binary(BinaryOp::Mul, x, gate) = expr else { return None };
     if logistic_argument(gate).is_some_and(|argument| argument == &**x) {
@@ -681,12 +681,12 @@ fn swish_argument(expr: &Expr) -> Option<(&Expr, f64)> {
     let Expr::Binary(BinaryOp::Add, product, term) = &**sum else { return None };
     let Expr::Binary(BinaryOp::Mul, same, _) = &**product else { return None };
     let (Expr::Const(term), true) = (&**term, same == x) else { return None };
-    // Between its bends, where the gate g is factor·x + term, the slope is 2·g − term.
+    // Where the gate g is the line factor·x + term, the slope is 2·g − term.
     let slope = 1f64.max(term.abs()).max((2.0 - term).abs());
     (**one == Expr::Const(1.0) && **zero == Expr::Const(0.0)).then_some((x, slope))
 }
 
-/// The `x` of `1 / (1 + exp(neg(x)))`.
+/// Matches `1 / (1 + exp(neg(x)))` and returns `x`.
 fn logistic_argument(expr: &Expr) -> Option<&Expr> {
     let Expr::Binary(BinaryOp::Div, one, divisor) = expr else { return None };
     let Expr::Binary(BinaryOp::Add, one_more, power) = &**divisor else { return None };
@@ -695,7 +695,7 @@ fn logistic_argument(expr: &Expr) -> Option<&Expr> {
     [one, one_more].iter().all(|e| ***e == Expr::Const(1.0)).then_some(&**x)
 }
 
-/// The `x` of `(0.5 · x) · (1 + erf(x · 1/√2))`.
+/// Matches `(0.5 · x) · (1 + erf(x · 1/√2))` and returns `x`.
 fn gelu_argument(expr: &Expr) -> Option<&Expr> {
     let Expr::Binary(BinaryOp::Mul, half, share) = expr else { return None };
     let Expr::Binary(BinaryOp::Mul, factor, x) = &**half else { return None };
@@ -711,25 +711,25 @@ fn add(a: ValueStatistics, b: ValueStatistics, u: f64) -> ValueStatistics {
     ValueStatistics {
         rms,
         symmetric: a.symmetric && b.symmetric,
-        // What cancels leaves its error behind.
+        // Cancellation does not remove the operands' errors.
         abs: a.error() + b.error() + u * PEAK * rms,
         rel: 2.0 * u,
     }
 }
 
-/// The bound of a plain sum is [`SUM`]` · u·√n` times its size.
+/// Factor of a plain sum's error bound, which is [`SUM`]` · u·√n` times its size.
 const SUM: f64 = 24.0;
 
-/// The bound of a sum of `n` products, computed by minimal filtering with such tiles, in terms of that
-/// of a plain sum.
+/// Ratio of the bound of a sum of `n` products, computed by minimal filtering with such tiles, to that of a
+/// plain sum.
 fn growth_of_filtering(tile: i64, n: f64) -> Option<f64> {
     let n_channels = n / 9.0;
     let deviation = winograd::size_of_products(tile)? * (0.4 * n_channels + 3.7 * n_channels.sqrt());
     Some(12.0 * deviation / (SUM * n))
 }
 
-/// The sum of `n` values: of `√n` times their size where they are symmetric, else of `n` times. Its roundings
-/// may come to `roundings` times those of a plain sum.
+/// Statistics of a sum of `n` values: `√n` times their size if they are symmetric, else `n` times. Its
+/// rounding errors are up to `roundings` times those of a plain sum.
 fn sum(x: ValueStatistics, n: f64, u: f64, roundings: f64) -> ValueStatistics {
     let growth = if x.symmetric { n.sqrt() } else { n };
     let spread = if x.symmetric { PEAK * n.sqrt() } else { n };
@@ -746,8 +746,7 @@ fn unary(op: UnaryOp, x: ValueStatistics, u: f64) -> ValueStatistics {
     match op {
         UnaryOp::Neg => x,
         UnaryOp::Abs => ValueStatistics { symmetric: false, ..x },
-        // An error in the argument is a factor of the value. Values below the smallest normal
-        // number lose digits.
+        // An absolute error of the argument is a relative error of the value. Subnormal values lose digits.
         UnaryOp::Exp => {
             ValueStatistics { rms: x.rms.min(60.0).exp(), symmetric: false, abs: 1e-37, rel: x.error() + 4.0 * u }
         }
@@ -755,7 +754,7 @@ fn unary(op: UnaryOp, x: ValueStatistics, u: f64) -> ValueStatistics {
             let power = unary(UnaryOp::Exp, x, u);
             ValueStatistics { symmetric: false, abs: power.abs + x.error(), ..power }
         }
-        // Of arguments that keep away from −1.
+        // Arguments are assumed not to be close to −1.
         UnaryOp::Log1p => ValueStatistics { rms: x.rms.ln_1p(), symmetric: false, abs: x.error(), rel: 4.0 * u },
         UnaryOp::Log => {
             let rms = 1.0 + x.rms.max(f64::MIN_POSITIVE).ln().abs();
@@ -767,7 +766,7 @@ fn unary(op: UnaryOp, x: ValueStatistics, u: f64) -> ValueStatistics {
             let abs = PEAK * x.abs / rms.max(f64::MIN_POSITIVE);
             ValueStatistics { rms, symmetric: false, abs, rel: x.rel + 2.0 * u }
         }
-        // What is not exact may be on the other side of a step.
+        // An inexact argument may be on the other side of a step.
         UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => {
             let abs = if x.error() == 0.0 { 0.0 } else { 1.0 + x.error() };
             ValueStatistics { rms: x.rms + 1.0, symmetric: false, abs, rel: 0.0 }
@@ -781,7 +780,7 @@ fn unary(op: UnaryOp, x: ValueStatistics, u: f64) -> ValueStatistics {
                 rel: 4.0 * u,
             }
         }
-        // Nowhere steeper than 2/√π.
+        // The slope is at most 2/√π.
         UnaryOp::Tanh | UnaryOp::Erf => ValueStatistics {
             rms: x.rms.min(1.0),
             symmetric: x.symmetric,

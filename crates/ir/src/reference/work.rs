@@ -1,4 +1,4 @@
-//! Progress of an evaluation, shared among its threads.
+//! Progress of an evaluation, shared by its threads.
 
 use crate::interp::Fault;
 use std::ops::ControlFlow;
@@ -10,7 +10,7 @@ pub type Watch<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
 
 /// Progress of an evaluation.
 pub(super) struct EvaluationProgress<'a> {
-    /// Whole work, in multiply-adds of a matrix product.
+    /// Total work, in multiply-adds of a matrix product.
     all: f64,
     done: AtomicU64,
     watch: &'a Watch<'a>,
@@ -27,12 +27,12 @@ impl<'a> EvaluationProgress<'a> {
         Counter { work: self, pending: 0 }
     }
 
-    /// Whether nobody waits for it any more.
+    /// Whether the evaluation is cancelled or has failed.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Runs `n` tasks on several threads, with a worker each, until one fails or all are done.
+    /// Runs `n` tasks on several threads, each with its own worker, until one fails or all are done.
     ///
     /// # Errors
     /// The fault of a task.
@@ -59,7 +59,7 @@ impl<'a> EvaluationProgress<'a> {
         };
         std::thread::scope(|scope| {
             for _ in 1..n_threads.min(n_tasks) {
-                // Where the system refuses a thread, those that there are do it all.
+                // If the system refuses a thread, the existing threads do all the work.
                 if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
                     break;
                 }
@@ -70,17 +70,17 @@ impl<'a> EvaluationProgress<'a> {
     }
 }
 
-/// Work of a thread that is not reported yet.
+/// Work of a thread that is not yet reported.
 pub(super) struct Counter<'a> {
     work: &'a EvaluationProgress<'a>,
     pending: u64,
 }
 
-/// Work between two reports, in multiply-adds: about a tenth of a millisecond's.
+/// Work between two reports, in multiply-adds, which takes about 0.1 ms.
 const TOLD_AT_A_TIME: u64 = 1 << 21;
 
 impl Counter<'_> {
-    /// Adds finished work; breaks where the observer ended the evaluation.
+    /// Adds finished work; breaks if the observer cancelled the evaluation.
     pub(super) fn add(&mut self, amount: u64) -> ControlFlow<()> {
         self.pending += amount;
         if self.pending < TOLD_AT_A_TIME {

@@ -11,14 +11,14 @@ use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
-/// More elements along one dimension of a tile than this are no register tile.
+/// Maximum extent of a register tile along a dimension.
 const MOST_ELEMENTS: i64 = 4096;
 
 /// Applies [`Step::Accumulate`](super::Step::Accumulate).
 ///
-/// The loops inside `at` whose variables the result's subscripts mention become the dimensions of the
-/// tile; the nests that begin and end it are clones of those loops, so that a later annotation of one
-/// reaches all three.
+/// The loops inside `at` whose variables occur in the result's subscripts become the dimensions of the tile.
+/// The nests that initialize and store the tile are clones of these loops, so that a later annotation applies
+/// to all three nests.
 pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> Result<(), Illegal> {
     let result = buffer_id(program, buffer)?;
     let var = single_loop(program, at)?;
@@ -30,7 +30,7 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         let fail = |why: &str| Illegal::Body { target: at.to_owned(), why: format!("{why} `{buffer}`") };
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
-        // Copies staged before the statement that holds the reduction stay before it.
+        // Copies staged before the statement with the reduction stay before it.
         let holds = |s: &Stmt| reduces_into(s, result);
         let places: Vec<usize> = (0..l.body.len()).filter(|&i| holds(&l.body[i])).collect();
         let [place] = places.as_slice() else {
@@ -41,15 +41,15 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         let spatial = spatial_loops(&loops, &index, &ranges).map_err(fail)?;
         let mut inside = ranges.clone();
         spatial.iter().for_each(|(v, e, _)| inside.push(*v, e.clone()));
-        // Each place of the tile stands for an element of its own, begun in the same iteration.
+        // Each position of the tile represents a distinct element, initialized in the same iteration.
         if spatial.iter().any(|(v, _, _)| !writes_are_disjoint(&index, *v, &inside) || first.uses(*v)) {
             return Err(fail("inside, different iterations of loops over the result reduce into one element of"));
         }
         shape = shape_of(names, &spatial, &inside)?;
         let place_in_tile: Vec<Index> = spatial.iter().map(|(v, _, _)| (*v).into()).collect();
         let each = |stmt: Stmt| nest(spatial.iter().cloned(), vec![stmt]);
-        // Outside loops of the reduction at their first iteration: the tile starts afresh, else from memory.
-        // No double is the largest integer of 64 bits: an infinite one stands for it.
+        // In the first iteration of the reduction loops outside, the tile starts from the identity, else from
+        // memory. An f64 cannot represent the largest 64-bit integer, so infinity stands for it.
         let is_largest = dtype.is_wide() && op.identity() == f64::INFINITY;
         let identity = Expr::Const(if is_largest { op.identity() } else { dtype.round(op.identity()) });
         let fresh = each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: identity });
@@ -75,14 +75,14 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
 /// Loop of a nest: its variable, extent and kind.
 type NestLoop = (LoopId, Index, LoopKind);
 
-/// Whether a statement holds a reduction into a buffer.
+/// Whether a statement contains a reduction into a buffer.
 fn reduces_into(stmt: &Stmt, result: BufferId) -> bool {
     let mut found = false;
     stmt.walk(&mut |s| found |= matches!(s, Stmt::Update { buffer, .. } if *buffer == result));
     found
 }
 
-/// A reduction: the loops around its update, from outside, and the update itself.
+/// Reduction: the loops around its update, outermost first, and the update itself.
 struct Reduction {
     loops: Vec<NestLoop>,
     index: Vec<Index>,
@@ -91,14 +91,14 @@ struct Reduction {
 }
 
 impl Reduction {
-    /// Finds the reduction into `result` that a statement holds alone.
+    /// Finds the only reduction into `result` in a statement.
     fn find(nest: &Stmt, result: BufferId) -> Result<Reduction, &'static str> {
         let (mut loops, mut stmt) = (Vec::new(), nest);
         let (index, first, op) = loop {
             match stmt {
                 Stmt::For(inner) => {
                     loops.push((inner.var, inner.extent.clone(), inner.kind));
-                    // Copies staged inside the nest precede the one statement that goes on inwards.
+                    // Copies staged inside the nest precede the only statement with the reduction.
                     let mut inside = inner.body.iter().filter(|s| reduces_into(s, result));
                     let (Some(only), None) = (inside.next(), inside.next()) else {
                         return Err("a single statement must reduce into");
@@ -116,8 +116,8 @@ impl Reduction {
     }
 }
 
-/// The loops over the result, with their extents where the reduction begins: a rest that it ends with may
-/// leave elements out, and there is one of each from its beginning on.
+/// Loops over the result, with their extents at the start of the reduction: the tail at its end may cover
+/// fewer elements, but every element is covered at the start.
 fn spatial_loops(loops: &[NestLoop], index: &[Index], ranges: &Ranges) -> Result<Vec<NestLoop>, &'static str> {
     let is_spatial = |v: LoopId| index.iter().any(|i| i.uses(v));
     let begin = |i: &Index| at_start(i, loops.iter().map(|l| l.0).filter(|&v| !is_spatial(v)));
@@ -127,7 +127,7 @@ fn spatial_loops(loops: &[NestLoop], index: &[Index], ranges: &Ranges) -> Result
     for (v, extent, kind) in loops.iter().filter(|l| is_spatial(l.0)) {
         let at_first = match begin(extent) {
             first if first == *extent || first.as_const().is_some() => first,
-            // Of a sum whose length depends on the loops around.
+            // Extent of a sum whose length depends on the enclosing loops.
             first => around.simplify(&first),
         };
         if at_first != *extent && (at_first.as_const().is_none() || ranges.upper(extent) != at_first.as_const()) {
@@ -138,7 +138,7 @@ fn spatial_loops(loops: &[NestLoop], index: &[Index], ranges: &Ranges) -> Result
     Ok(spatial)
 }
 
-/// The shape of a tile over these loops.
+/// Shape of a tile over these loops.
 fn shape_of(names: &Program, spatial: &[NestLoop], inside: &Ranges) -> Result<Vec<i64>, Illegal> {
     let size = |(v, extent, _): &NestLoop| match inside.upper(extent) {
         Some(n) if n <= MOST_ELEMENTS => Ok(n),
@@ -150,7 +150,7 @@ fn shape_of(names: &Program, spatial: &[NestLoop], inside: &Ranges) -> Result<Ve
     spatial.iter().map(size).collect()
 }
 
-/// Reads, writes and allocations of a buffer; an update's own is a read and a write.
+/// Number of reads, writes and allocations of a buffer; an update counts as a read and a write.
 fn n_uses(stmt: &Stmt, buffer: BufferId) -> usize {
     let mut n = 0;
     let block = std::slice::from_ref(stmt);

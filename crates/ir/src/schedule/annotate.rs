@@ -8,9 +8,9 @@ use crate::index::Ranges;
 use crate::program::{Loop, LoopKind, Program, Stmt, TensorProduct};
 use crate::text::index_to_string;
 
-/// More lanes than this make no sense on any machine and only bloat the code.
+/// Maximum number of lanes; more are useless on any machine and only bloat the code.
 const MOST_LANES: i64 = 1024;
-/// More copies of a body than this are refused.
+/// Maximum number of copies of a loop body.
 const MOST_UNROLLED: i64 = 4096;
 
 /// Applies [`Step::Vectorize`](super::Step::Vectorize).
@@ -55,7 +55,7 @@ pub fn tensorize(program: &mut Program, target: &str, how: TensorProduct) -> Res
     })
 }
 
-/// No loop around or inside this one may be of the kind.
+/// Requires that no loop around or inside this one is of the given kind.
 fn require_none_on_path(program: &Program, target: &str, kind: LoopKind) -> Result<(), Illegal> {
     let var = loop_id(program, target)?;
     let around = loops_around(program, var);
@@ -82,7 +82,7 @@ fn require_none_on_path(program: &Program, target: &str, kind: LoopKind) -> Resu
 
 type Check<'a> = &'a dyn Fn(&Program, &Loop, &Ranges) -> Result<(), Illegal>;
 
-/// Sets the kind of every loop of this name, each of which must be serial and pass the check.
+/// Sets the kind of every loop of this name; each must be serial and pass the check.
 fn set_kind(program: &mut Program, target: &str, kind: LoopKind, check: Check) -> Result<(), Illegal> {
     let var = loop_id(program, target)?;
     edit_loops(program, var, &mut |names, mut l, ranges| {

@@ -12,9 +12,9 @@ use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Stmt};
 /// Applies [`Step::Col2im`](super::Step::Col2im).
 ///
 /// # Source
-/// The gradient of im2col (Chellapilla et al., 2006), as frameworks compute transposed convolutions. Ours
-/// gathers: each result reads the columns that meet it, so that stages stay nests around one assignment, and
-/// no column is added to memory twice.
+/// Gradient of im2col (Chellapilla et al., 2006), with which frameworks compute transposed convolutions. This
+/// variant gathers: each result reads the columns that contribute to it, so that stages stay nests around one
+/// assignment, and each column is read from memory only once.
 pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -> Result<(), Illegal> {
     let result = buffer_id(program, stage)?;
     let Transposed { loops, channels: c, rows, columns, padded, input, weights } = recognise(program, result)?;
@@ -24,7 +24,7 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
         let why = format!("its {channels} channels are no blocks of {block}");
         return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
     }
-    // What is read from now on is the input itself.
+    // The padded copy is removed, as the input is read directly.
     take_stage(program, padded)?;
     let StageNest { place, .. } = stage_nest(program, result)?;
     let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Kept);
@@ -91,7 +91,8 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
     Ok(())
 }
 
-/// A spatial axis: an element of the input at `h` meets tap `r` in `h·stride + r·dilation − cut`.
+/// Spatial axis, in which the input element `h` and tap `r` contribute to the result
+/// `h·stride + r·dilation − cut`.
 struct TapAxis {
     /// Number of elements of the input.
     input: Index,
@@ -102,23 +103,23 @@ struct TapAxis {
 }
 
 impl TapAxis {
-    /// Strides that cover the results, those cut off at the beginning included.
+    /// Number of strides that cover the results, including those cropped at the beginning.
     fn tiles(&self, results: &Index) -> Index {
         results.offset(self.cut - 1).floor_div(self.stride).offset(1)
     }
 
-    /// Taps from one that meets a result to the next that does.
+    /// Distance between the taps that contribute to one result.
     fn period(&self) -> i64 {
         self.stride / gcd(self.stride, self.dilation)
     }
 
-    /// Most taps that meet a result.
+    /// Maximum number of taps that contribute to a result.
     fn most_met(&self) -> i64 {
         (self.taps + self.period() - 1) / self.period()
     }
 
-    /// The `number`th tap that meets the results at `phase` of a stride, the element of the input in that tap
-    /// for the stride `tile` of so many, and where there are both.
+    /// Returns the `number`th tap that contributes to the results at `phase` of a stride, its input element
+    /// for stride `tile` of `tiles`, and the condition that both exist.
     fn meet(&self, sizes: &Ranges, [tile, phase, number]: [&Index; 3], tiles: &Index) -> (Index, Index, Cond) {
         let &TapAxis { ref input, taps, stride, dilation, .. } = self;
         let (common, period) = (gcd(stride, dilation), self.period());
@@ -153,7 +154,7 @@ impl TapAxis {
 /// `result[n, k, p, q] += padded[n, c, p + r·d, q + s·d] · weights[c, k, R − 1 − r, S − 1 − s]`, in any order
 /// of loops and factors, where `padded` holds the input with zeros inserted and around it.
 struct Transposed {
-    /// The loops n, k, p and q with their extents.
+    /// Loops n, k, p and q with their extents.
     loops: [(LoopId, Index); 4],
     /// Extent of c.
     channels: Index,
@@ -179,7 +180,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal>
         return Err(fail("it is not a sum of products of two buffers"));
     };
     let [n, k, p, q] = variables(index).ok_or_else(no_form)?;
-    // The weights are the factor whose second subscript is the result's.
+    // The weights are the factor whose second subscript is that of the result.
     let (padded, at_input, weights, at_weights) = match (x_index.as_slice(), y_index.as_slice()) {
         (_, [_, of, ..]) if *of == Index::from(k) => (*x, x_index, *y, y_index),
         ([_, of, ..], _) if *of == Index::from(k) => (*y, y_index, *x, x_index),
@@ -189,7 +190,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal>
     let number = |v: LoopId| extent(v)?.as_const();
     let [of_c, _, of_r, of_s] = at_weights.as_slice() else { return Err(no_form()) };
     let [at_n, at_c, at_row, at_column] = at_input.as_slice() else { return Err(no_form()) };
-    // A tap counted from the last one.
+    // Tap counted from the last one.
     let flipped = |of: &Index| match of.terms() {
         [(Atom::Var(v), -1)] => number(*v).filter(|n| n - 1 == of.constant()).map(|n| (*v, n)),
         _ => None,
@@ -217,21 +218,21 @@ fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal>
     };
     let rows = along(at_row, p, r, n_rows, 0).ok_or_else(no_form)?;
     let columns = along(at_column, q, s, n_columns, 1).ok_or_else(no_form)?;
-    // Rows may be open.
+    // The number of rows may be open.
     [n, k, q, c].into_iter().try_for_each(|v| number(v).map(|_| ()).ok_or_else(no_form))?;
     let [n, k, p, q] = [n, k, p, q].map(|v| extent(v).map(|n| (v, n)).ok_or_else(no_form));
     let channels = extent(c).ok_or_else(no_form)?;
     Ok(Transposed { loops: [n?, k?, p?, q?], channels, rows, columns, padded, input, weights })
 }
 
-/// Offset of the input in the padded one, and the distance of its elements there.
+/// Offset of the input in the padded input, and the distance of its elements there.
 struct Spread {
     before: i64,
     stride: i64,
 }
 
-/// The input of a stage that inserts zeros between rows and columns and puts some around, its numbers of rows
-/// and columns, and how the stage does.
+/// Finds the input of a stage that inserts zeros between and around rows and columns, its numbers of rows and
+/// columns, and the offsets and distances that the stage uses.
 fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Index; 2], [Spread; 2])> {
     let StageNest { loops, leaf, .. } = stage_nest(program, padded).ok()?;
     let Stmt::Store { index, value, .. } = leaf else { return None };
@@ -275,7 +276,7 @@ fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Index; 2], 
     (inside == expected).then_some((*input, ends, spreads))
 }
 
-/// Number that a condition says an element of a dimension is less than.
+/// Upper bound of an element's subscript in a dimension that a condition tests.
 fn end_of(inside: &Cond, element: &Index) -> Option<Index> {
     match inside {
         Cond::And(a, b) => end_of(a, element).or_else(|| end_of(b, element)),

@@ -1,4 +1,4 @@
-//! Computing a stage where it is used.
+//! Computation of a stage inside a loop of its reader.
 
 use super::Illegal;
 use super::region::{AccessKind, reads, redirect_reads, region, writes};
@@ -20,10 +20,10 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     loops.iter().for_each(|(v, extent)| own.push(*v, extent.clone()));
     for (v, &n) in axes.iter().zip(&program.buffer(id).shape).filter_map(|(v, n)| Some((v.as_ref()?, n))) {
         let (_, extent) = loops.iter().find(|(l, _)| l == v).expect("an axis is a loop");
-        // A rest that a reduction ends with may leave elements out that it began with.
+        // The tail at the end of a reduction may cover fewer elements than its start.
         let at_first = at_start(extent, loops.iter().map(|l| l.0).filter(|v| !axes.contains(&Some(*v))));
         let at_first = own.simplify(&at_first);
-        // Of an open size, all that is there is computed.
+        // For an open size, the whole dimension is computed.
         let is_whole = at_first.as_const() == Some(n) || is_of_sizes(&at_first) && own.upper(&at_first) == Some(n);
         if !is_whole {
             let (v, extent) = (program.loop_name(*v), index_to_string(program, extent));
@@ -42,7 +42,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
         let place = format!("in loop `{at}`");
         let needed = region(names, &l.body, id, AccessKind::Read, &ranges, &place).map_err(fail)?;
         shape = needed.most.clone();
-        // The stage's own loops, now over the needed part: what they computed is shifted by where it begins.
+        // The stage's own loops now cover the needed part only; subscripts are shifted by its start.
         let shifts: Vec<(LoopId, Index)> = axes
             .iter()
             .zip(&needed.lower)
@@ -89,14 +89,14 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
 pub struct MiddleStage {
     /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
-    /// Loop variable that is the subscript of each dimension; `None` where the dimension has a single
-    /// element.
+    /// Loop variable that is the subscript of each dimension; `None` if the dimension has a single element.
     pub axes: Vec<Option<LoopId>>,
     /// Assignment of the stage.
     pub leaf: Stmt,
 }
 
-/// Stage in its place: a statement of the body that is a nest of serial loops around one assignment.
+/// Stage at its position in the program: a statement of the body that is a nest of serial loops around one
+/// assignment.
 pub struct StageNest<'a> {
     /// Position of the statement in the body.
     pub place: usize,
@@ -135,7 +135,7 @@ pub struct TakenStage {
     pub leaf: Stmt,
 }
 
-/// The nest of a stage in between.
+/// Finds the nest of an intermediate stage.
 fn movable_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Illegal> {
     let buffer = program.buffer(id);
     if buffer.role != Role::Temporary {
@@ -179,7 +179,7 @@ pub fn take_stage(program: &mut Program, id: BufferId) -> Result<MiddleStage, Il
         found => Some(found),
     };
     let axes = index.iter().zip(&program.buffer(id).shape).map(axis).collect::<Option<Vec<_>>>().filter(|axes| {
-        // Each a loop of its own.
+        // Each dimension has a separate loop.
         axes.iter().enumerate().all(|(at, v)| v.is_none() || !axes[..at].contains(v))
     });
     let axes = axes.ok_or_else(|| Illegal::Buffer {
@@ -190,7 +190,7 @@ pub fn take_stage(program: &mut Program, id: BufferId) -> Result<MiddleStage, Il
     Ok(MiddleStage { loops, axes, leaf })
 }
 
-/// The block without the prefetches of a buffer and the loops around them.
+/// Removes the prefetches of a buffer and the loops around them from a block.
 fn drop_prefetches(block: Vec<Stmt>, id: BufferId) -> Vec<Stmt> {
     let without = |mut s: Stmt| {
         let had_blocks = s.blocks().any(|b| !b.is_empty());

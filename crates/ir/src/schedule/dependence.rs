@@ -8,21 +8,22 @@ use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
 
-/// A use of an element of a buffer that lives beyond the block looked at.
+/// Access to an element of a buffer that outlives the analyzed block.
 struct OuterAccess {
     buffer: BufferId,
     index: Vec<Index>,
-    /// All loops around it.
+    /// All enclosing loops.
     ranges: Ranges,
     writes: bool,
-    /// Set where it is an update's own, which reads and writes: how, and when it starts from the identity.
+    /// Operation and start condition if the access is by an update, which reads and writes.
     update: Option<(ReduceOp, Cond)>,
 }
 
-/// Requires that the iterations of a loop are independent: no element that one writes is accessed by another.
+/// Requires that the iterations of a loop are independent: no iteration accesses an element that another one
+/// writes.
 ///
 /// # Errors
-/// [`Illegal::Dependent`] with two accesses that may meet.
+/// [`Illegal::Dependent`] with two accesses that may conflict.
 pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result<(), Illegal> {
     match find_race(l, ranges) {
         None => Ok(()),
@@ -30,11 +31,11 @@ pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result
     }
 }
 
-/// Requires that loops around and inside the one over `var` that run in parallel are still provably
-/// independent after a rewrite of extents or subscripts.
+/// Requires that parallel loops around and inside the loop over `var` are still provably independent after a
+/// rewrite of extents or subscripts.
 ///
 /// # Errors
-/// As [`require_independent`].
+/// See [`require_independent`].
 pub fn require_still_independent(program: &Program, var: LoopId) -> Result<(), Illegal> {
     require_any_order(program, Some(var))
 }
@@ -42,12 +43,13 @@ pub fn require_still_independent(program: &Program, var: LoopId) -> Result<(), I
 /// Requires that all parallel loops are still provably independent after a rewrite of subscripts.
 ///
 /// # Errors
-/// As [`require_independent`].
+/// See [`require_independent`].
 pub fn require_all_still_independent(program: &Program) -> Result<(), Illegal> {
     require_any_order(program, None)
 }
 
-/// `near` limits what is looked at to loops around and inside this one.
+/// Requires that parallel loops are independent; `near` restricts the check to loops around and inside the
+/// given one.
 fn require_any_order(program: &Program, near: Option<LoopId>) -> Result<(), Illegal> {
     program.parts().into_iter().try_for_each(|part| still_independent(program, part, near, &mut program.ranges()))
 }
@@ -89,8 +91,8 @@ fn still_independent(
 /// Requires that iterations which access the same element keep their order when the loops of a perfect nest
 /// are reordered.
 ///
-/// Such iterations differ only in loops that the element does not determine, so it is those that must stay in
-/// order. Updates with one operation commute, except that the first one must stay first.
+/// Such iterations differ only in loops that do not determine the element, so the order of these loops must
+/// be kept. Updates with the same operation commute, except that the first one must stay first.
 pub fn require_order_kept(
     names: &Program,
     before: &[Loop],
@@ -117,8 +119,8 @@ pub fn require_order_kept(
     Ok(())
 }
 
-/// Whether the condition never holds, or exactly where all the loops are at zero: the first
-/// iteration in any order.
+/// Whether the condition never holds, or holds only where all the loops are at zero, the first iteration in
+/// any order.
 fn first_at_zero(first: &Cond, free: &[LoopId]) -> bool {
     fn is_zero(cond: &Cond, vars: &mut Vec<LoopId>) -> bool {
         match cond {
@@ -141,11 +143,11 @@ fn first_at_zero(first: &Cond, free: &[LoopId]) -> bool {
     *first == Cond::Not(Box::new(Cond::True)) || is_zero(first, &mut vars) && free.iter().all(|v| vars.contains(v))
 }
 
-/// The loops of a nest in which iterations may differ whose accesses meet.
+/// Loops of a nest in which iterations with conflicting accesses may differ.
 fn free_loops(nest: &[Loop], a: &OuterAccess, b: &OuterAccess) -> Vec<LoopId> {
     let mut free: Vec<LoopId> = Vec::new();
     for l in nest.iter().filter(|l| a.ranges.upper(&l.extent).is_none_or(|n| n > 1)) {
-        // The proof takes the loops before for equal, which matters where the subscripts use them.
+        // The proof assumes that the previous loops are equal, which matters if the subscripts use them.
         let relies_on_free = free.iter().any(|v| a.index.iter().chain(&b.index).any(|e| e.uses(*v)));
         if relies_on_free
             || !are_disjoint(Subscripts::new(&a.index, &a.ranges), Subscripts::new(&b.index, &b.ranges), l.var)
@@ -184,7 +186,7 @@ fn gather(block: &[Stmt], private: &[BufferId], ranges: &mut Ranges, found: &mut
     }
 }
 
-/// Pairs of accesses to one buffer of which the first writes; also each write with itself.
+/// Pairs of accesses to one buffer in which the first writes, including each write paired with itself.
 fn conflicts(all: &[OuterAccess]) -> impl Iterator<Item = (&OuterAccess, &OuterAccess)> {
     let writes = all.iter().enumerate().filter(|(_, a)| a.writes);
     writes.flat_map(move |(i, a)| {

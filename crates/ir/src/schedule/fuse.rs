@@ -39,8 +39,8 @@ pub fn fuse(program: &mut Program, outer: &str, inner: &str, fused: &str) -> Res
     require_still_independent(program, fused)
 }
 
-/// Both loops begin where the fused one does; said so, later steps see which iteration of a
-/// reduction is the first.
+/// Replaces the condition that both loops are at zero by that of the fused loop, so that later steps
+/// recognize the first iteration of a reduction.
 fn join_first(stmt: &mut Stmt, outer: &Cond, inner: &Cond, fused: LoopId) {
     fn without(cond: &Cond, part: &Cond) -> Option<Cond> {
         match cond {

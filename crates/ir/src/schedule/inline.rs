@@ -30,7 +30,7 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     let is_of_one_type = dtype.arithmetic() == dtype && program.buffers.iter().all(|b| b.dtype == dtype);
     let is_element = !dtype.is_float() && is_element(program, &value, dtype);
     let as_element = if is_element { value.clone() } else { Expr::cast(dtype, value.clone()) };
-    // Where nothing is of another type, a value is what the element would be.
+    // If all types are the same, the value equals the stored element.
     let value_for = |s: &Stmt| {
         let mut is_plain = is_of_one_type;
         s.own_nodes().for_each(|node| {
@@ -55,7 +55,7 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     }
 }
 
-/// Whether a value is an integer of a type, or zero, as it stands.
+/// Whether a value is already an integer of a type, or zero.
 fn is_element(program: &Program, value: &Expr, dtype: DType) -> bool {
     match value {
         Expr::Load(buffer, _) => program.buffer(*buffer).dtype == dtype,
@@ -73,8 +73,8 @@ struct StageAssignment<'a> {
 }
 
 impl StageAssignment<'_> {
-    /// The block with reads replaced by values; `unlike` is set where the iteration that writes what is read
-    /// is not found.
+    /// Replaces reads in a block by values; `unlike` is set if the iteration that writes an element read is
+    /// not found.
     fn replace_reads(
         &self,
         block: Vec<Stmt>,
@@ -101,13 +101,13 @@ impl StageAssignment<'_> {
         block.into_iter().map(each).collect()
     }
 
-    /// The iteration that writes an element, as values of the loops.
+    /// Iteration that writes an element, as values of the loops.
     fn iteration(&self, read: &[Index], ranges: &Ranges) -> Option<Vec<(LoopId, Index)>> {
         let mut by: Vec<(LoopId, Index)> = Vec::new();
         self.index.iter().zip(read).for_each(|(written, read)| self.equate(written, read, &mut by));
         let is_plain = |i: &Index| matches!((i.terms(), i.constant()), ([(Atom::Var(_), 1)], 0));
         if self.index.iter().all(is_plain) {
-            // Subscripts inside the buffer are iterations of its loops.
+            // Subscripts within the buffer are iterations of its loops.
             return Some(by);
         }
         for (v, extent) in self.loops {
@@ -124,7 +124,7 @@ impl StageAssignment<'_> {
         self.index.iter().zip(read).all(is_it).then_some(by)
     }
 
-    /// Finds what loops of one index must be for it to be another one, term by term.
+    /// Solves for the loop variables of `written` that make it equal to `read`, term by term.
     fn equate(&self, written: &Index, read: &Index, by: &mut Vec<(LoopId, Index)>) {
         let is_known = |by: &[(LoopId, Index)], v: LoopId| by.iter().any(|(known, _)| *known == v);
         let is_taken = |by: &[(LoopId, Index)], at: &Index| by.iter().any(|(_, taken)| taken == at);

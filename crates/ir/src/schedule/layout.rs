@@ -1,4 +1,4 @@
-//! Layout transformation of buffers: dimensions permuted, some of them tiled.
+//! Layout transformations of buffers, which permute dimensions and tile some of them.
 
 use super::dependence::require_all_still_independent;
 use super::region::map_loads_of;
@@ -37,7 +37,7 @@ pub fn lay_out(program: &mut Program, id: BufferId, axes: &[LayoutAxis]) {
     }
 }
 
-/// Gives every use of a buffer its place in the layout.
+/// Rewrites every access to a buffer for its layout.
 fn relocate(block: Vec<Stmt>, id: BufferId, axes: &[LayoutAxis], ranges: &mut Ranges) -> Vec<Stmt> {
     let each = |mut s: Stmt| {
         s.each_block_mut(ranges, |inner, ranges| *inner = relocate(std::mem::take(inner), id, axes, ranges));
@@ -73,8 +73,8 @@ pub fn shape_of(layout: &[LayoutAxis], extents: &[i64]) -> Vec<i64> {
     layout.iter().map(extent).collect()
 }
 
-/// Requires that a layout has every dimension once: whole, or as quotient and then remainder by one tile
-/// size.
+/// Requires that a layout has every dimension once, whole or as the quotient followed by the remainder by the
+/// same tile size.
 pub fn require_layout(program: &Program, source: BufferId, layout: &[LayoutAxis]) -> Result<(), Illegal> {
     let buffer = program.buffer(source);
     let fail = |why: String| Err(Illegal::Buffer { buffer: buffer.name.clone(), why });

@@ -1,7 +1,7 @@
-//! Schedule steps: small values that rewrite a program without changing what it computes.
+//! Schedule steps, which rewrite a program without changing its result.
 //!
-//! A list of [`Step`]s is at once the API, the trace of a schedule, its record and the syntax of tests:
-//! [`apply`] carries one out or says why it is illegal, and a step prints and parses as one line.
+//! A list of [`Step`]s is the API as well as the trace and the record of a schedule and the syntax of tests:
+//! [`apply`] applies a step or says why it is illegal, and a step prints and parses as one line.
 
 mod accumulate;
 mod annotate;
@@ -33,12 +33,12 @@ pub use tree::nest;
 use crate::dtype::DType;
 use crate::program::{LoopKind, Program, TensorProduct};
 
-/// Treatment of the remainder where a split's factor does not divide the extent.
+/// Treatment of the remainder if a split's factor does not divide the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tail {
-    /// Refuses a factor that does not divide.
+    /// Rejects a factor that does not divide the extent.
     Exact,
-    /// Shortens the last round of the inner loop: its extent is `min(factor, rest)`.
+    /// Shortens the last execution of the inner loop: its extent is `min(factor, rest)`.
     Shrink,
     /// Keeps the inner loop full, with a condition around its body.
     Guard,
@@ -55,11 +55,11 @@ pub enum LayoutAxis {
     Inner(usize, i64),
 }
 
-/// Schedule step: a rewriting of a program that preserves its result. Loops and buffers are named; a step
-/// that makes a loop also names it, so that later steps can mention it.
+/// Schedule step: a rewrite of a program that preserves its result. Loops and buffers are referenced by name;
+/// a step that creates a loop names it for later steps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Splits a loop into two, the inner of a given number of iterations.
+    /// Splits a loop into two, the inner one with a given number of iterations.
     ///
     /// ```text
     /// for i in 10 {                for io in 3 {
@@ -82,7 +82,7 @@ pub enum Step {
         /// Name of the new inner loop.
         inner: String,
     },
-    /// Makes one loop of two, one directly inside the other.
+    /// Fuses two directly nested loops into one.
     ///
     /// ```text
     /// for i in 3 {                 for ij in 12 {
@@ -101,8 +101,7 @@ pub enum Step {
         /// Name of the new loop.
         fused: String,
     },
-    /// Puts loops of one perfect nest into the given order, outermost first; loops not named
-    /// keep their places.
+    /// Reorders loops of one perfect nest, outermost first; loops not named keep their places.
     ///
     /// ```text
     /// for i in 8 {                                            for k in 6 {
@@ -117,7 +116,7 @@ pub enum Step {
         /// The loops, outermost first.
         loops: Vec<String>,
     },
-    /// Takes iterations off an end of a loop, to stand in a loop of their own.
+    /// Peels iterations off one end of a loop into a separate loop.
     ///
     /// ```text
     ///                                              for i.left in 1 {
@@ -128,10 +127,10 @@ pub enum Step {
     ///                                              }
     /// ```
     ///
-    /// Lowering drops the condition that always holds then. In TVM the nearest is `loop_partition`.
+    /// Lowering then drops the condition that always holds. The closest TVM primitive is `loop_partition`.
     ///
-    /// Loops inside stand in both; in the peeled part they have the suffix too, so that later steps can
-    /// tell them apart.
+    /// Inner loops are copied; those of the peeled part have the suffix as well, so that later steps can
+    /// distinguish them.
     Peel {
         /// The loop.
         target: String,
@@ -139,11 +138,10 @@ pub enum Step {
         iterations: i64,
         /// Whether the last iterations are peeled, rather than the first.
         last: bool,
-        /// Suffix of the peeled loops' names, behind a dot.
+        /// Suffix of the peeled loops' names, after a dot.
         suffix: String,
     },
-    /// Carries out all iterations of a loop at once, as lanes of vectors. Inside it only unrolled
-    /// loops may stand.
+    /// Vectorizes a loop: executes its iterations as lanes of vectors. Only unrolled loops may be inside.
     ///
     /// ```text
     /// for j in 8 { C[j] = A[j] }   →   vectorized j in 8 { C[j] = A[j] }
@@ -154,18 +152,18 @@ pub enum Step {
         /// The loop.
         target: String,
     },
-    /// Repeats the body in the code.
+    /// Unrolls a loop: repeats its body in the code.
     ///
     /// ```text
     /// for i in 2 { C[i] = A[i] }   →   unrolled i in 2 { C[i] = A[i] }
     /// ```
     ///
-    /// Lowering makes `C[0] = A[0]` and `C[1] = A[1]` of it. In TVM this is `unroll`.
+    /// Lowering expands it to `C[0] = A[0]` and `C[1] = A[1]`. In TVM this is `unroll`.
     Unroll {
         /// The loop.
         target: String,
     },
-    /// Spreads the iterations over threads.
+    /// Distributes the iterations over threads.
     ///
     /// ```text
     /// for i in 64 { C[i] = A[i] }   →   parallel i in 64 { C[i] = A[i] }
@@ -176,8 +174,8 @@ pub enum Step {
         /// The loop.
         target: String,
     },
-    /// Maps the loop to a GPU block or thread axis, or to consumer teams that take its iterations in
-    /// [turns](LoopKind::Turns).
+    /// Maps a loop to a GPU block or thread axis, or to consumer teams that alternate its iterations
+    /// ([`LoopKind::Turns`]).
     ///
     /// ```text
     /// for i in 64 { C[i] = A[i] }   →   block.x i in 64 { C[i] = A[i] }
@@ -190,10 +188,10 @@ pub enum Step {
         /// [`LoopKind::Block`], [`LoopKind::Thread`] or [`LoopKind::Turns`].
         axis: LoopKind,
     },
-    /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum,
-    /// or 16 in f16 or bf16, of which a thread holds two rows and two columns, accumulated already, see
-    /// [`TileProduct`](crate::gpu::TileProduct); or has a warpgroup do so, with more columns, see
-    /// [`GroupProduct`](crate::gpu::GroupProduct).
+    /// Computes a loop's products with tensor instructions. On tensor cores, the threads of a warp compute
+    /// eight reduction steps together, or 16 in f16 or bf16; each thread holds already accumulated sums of
+    /// two rows and two columns, see [`TileProduct`](crate::gpu::TileProduct). A warpgroup computes a tile of
+    /// more columns, see [`GroupProduct`](crate::gpu::GroupProduct).
     ///
     /// ```text
     /// for k in 8 {                                   tf32x3 k in 8 {
@@ -205,14 +203,14 @@ pub enum Step {
     /// }                                              }
     /// ```
     ///
-    /// In TVM this is `tensorize` with the intrinsics of `mma.sync`; it has none for `wgmma`.
+    /// In TVM this is `tensorize` with the intrinsics of `mma.sync`; TVM has no intrinsics for `wgmma`.
     Tensorize {
         /// The loop over the steps.
         target: String,
         /// Kind of tensor instruction.
         how: TensorProduct,
     },
-    /// Copies the part of a buffer that one iteration of `at` reads into a temporary of its own layout.
+    /// Copies the part of a buffer that one iteration of `at` reads into a temporary of a given layout.
     ///
     /// ```text
     ///                                                      for k in 6 {
@@ -226,21 +224,20 @@ pub enum Step {
     ///
     /// In TVM this is `cache_read` with `compute_at` and `transform_layout` of the copy.
     ///
-    /// The copy's loops are named `name.0`, `name.1`, … in the order of the layout. Without `at`, all
-    /// of the buffer that the program reads is copied once; a constant input is then copied ahead of
-    /// time, in `prepare`.
+    /// The copy's loops are named `name.0`, `name.1`, … in the order of the layout. Without `at`, the part of
+    /// the buffer that the program reads is copied once; a constant input is then copied in advance, in
+    /// `prepare`.
     Stage {
         /// The buffer read.
         buffer: String,
-        /// Loop in each of whose iterations the part that it reads is copied; `None` copies the whole buffer
-        /// once.
+        /// Loop in which each iteration copies the part that it reads; `None` copies the whole buffer once.
         at: Option<String>,
         /// Name of the copy.
         name: String,
         /// Dimensions of the copy.
         layout: Vec<LayoutAxis>,
-        /// Element type of the copy; `None` keeps the buffer's. Allowed are f32 for f16 and bf16, wider
-        /// integers for 8-bit ones, or the type that every read casts to.
+        /// Element type of the copy; `None` keeps the buffer's type. Allowed are f32 for f16 and bf16, wider
+        /// integers for 8-bit integers, and the type to which every read casts.
         dtype: Option<DType>,
         /// Whether the copy is shared by the threads of a GPU block rather than private.
         shared: bool,
@@ -260,7 +257,7 @@ pub enum Step {
     Accumulate {
         /// The buffer reduced into.
         buffer: String,
-        /// Loop in each of whose iterations the tile is kept in registers.
+        /// Loop in each iteration of which the tile is kept in registers.
         at: String,
         /// Name of the register tile.
         name: String,
@@ -275,7 +272,7 @@ pub enum Step {
     /// }                                                    }
     /// ```
     ///
-    /// In TVM this is `compute_at`; ours shrinks the buffer to what one iteration reads as well.
+    /// In TVM this is `compute_at`; this step also shrinks the buffer to the part that one iteration reads.
     ComputeAt {
         /// The earlier stage's buffer.
         buffer: String,
@@ -284,8 +281,8 @@ pub enum Step {
     },
     /// Computes each element of an earlier, reduction-free stage where it is read.
     ///
-    /// Where it is written at other subscripts than its loops, as those of fused ones, each read must show
-    /// which iteration it means by subscripts of the same form.
+    /// If the stage writes at subscripts other than its loop variables, such as those of fused loops, each
+    /// read must identify the iteration by subscripts of the same form.
     ///
     /// ```text
     /// alloc T
@@ -298,7 +295,7 @@ pub enum Step {
         /// The earlier stage's buffer.
         buffer: String,
     },
-    /// Changes the layout of a temporary or prepared buffer wherever it is read or written.
+    /// Changes the layout of a temporary or kept buffer in all reads and writes.
     ///
     /// ```text
     /// T[i, j]   →   T[i, j // 4, j % 4]     with the layout 0, 1 // 4, 1 % 4
@@ -306,9 +303,9 @@ pub enum Step {
     ///
     /// In TVM this is `transform_layout`.
     ///
-    /// Elements that only fill up the last tile of a dimension are never touched. A buffer in tiles can be
-    /// accumulated and staged like any other, once loops are split along the tiles; only before, its stage
-    /// can be moved by [`Step::ComputeAt`] and [`Step::Inline`].
+    /// Elements that pad the last tile of a dimension are never accessed. A tiled buffer can be accumulated
+    /// and staged like any other after loops are split along the tiles; its stage can be moved by
+    /// [`Step::ComputeAt`] and [`Step::Inline`] only before the layout is changed.
     Layout {
         /// The buffer.
         buffer: String,
@@ -318,11 +315,11 @@ pub enum Step {
     /// Makes a stage read a buffer through a temporary that has the stage's loops as its axes:
     /// `Y[i] += X[2*i + r]` → `T[i, r] = X[2*i + r]; Y[i] += T[i, r]`.
     ///
-    /// The axes are those loops that the subscripts mention, outermost first; the loops that compute the
-    /// temporary are named `name.0`, `name.1`, … Of a convolution with fused loops it makes the matrix
-    /// that im2col does.
+    /// The axes are the loops that occur in the subscripts, outermost first; the loops that compute the
+    /// temporary are named `name.0`, `name.1`, … For a convolution with fused loops, the temporary is the
+    /// im2col matrix.
     ///
-    /// Where the buffer is the stage's own, the stage writes the temporary, and the loops copy it:
+    /// If the buffer is the stage's own, the stage writes the temporary, and the new loops copy it:
     /// `Y[2*i] += X[i, k]` → `T[i] += X[i, k]; Y[2*i] = T[i]`.
     ///
     /// In TVM this is `reindex`.
@@ -334,8 +331,8 @@ pub enum Step {
         /// Name of the temporary.
         name: String,
     },
-    /// Lengthens a loop of a stage to a multiple. Temporaries that the stage reads along it get zeros there;
-    /// one that it writes along it gets elements that nobody reads.
+    /// Pads a loop of a stage to a multiple. Temporaries that the stage reads along the loop are padded with
+    /// zeros; one that it writes along the loop gets additional elements, which are never read.
     ///
     /// ```text
     /// alloc T                                              alloc T
@@ -345,9 +342,9 @@ pub enum Step {
     /// }                                                    }
     /// ```
     ///
-    /// A loop of a reduction must sum products all of whose factors lie along it. What a stage reads along
-    /// the loop must be a temporary that a stage of its own fills, as [`Step::Reindex`] makes them; inlined
-    /// into a copy of it, the zeros come into being there.
+    /// A reduction loop must sum products of factors that all depend on the loop. Buffers that the stage
+    /// reads along the loop must be temporaries, each filled by a separate stage, as created by
+    /// [`Step::Reindex`]; if such a stage is inlined into a copy, the copy inserts the zeros.
     ///
     /// In TVM this is `pad_einsum`.
     Pad {
@@ -358,12 +355,13 @@ pub enum Step {
         /// Divisor of the padded extent.
         multiple: i64,
     },
-    /// Sums each iteration of a reduction's loop apart, then these sums:
-    /// `Y[i] += X[i, ko, ki]` → `P[i, ki] += X[i, ko, ki]; Y[i] += P[i, ki]`, with `ki` for `target`.
+    /// Computes a partial sum for each iteration of a reduction loop, then sums these: `Y[i] += X[i, ko, ki]`
+    /// → `P[i, ki] += X[i, ko, ki]; Y[i] += P[i, ki]`, with `ki` for `target`.
     ///
-    /// The partial sums have the stage's loops, under names that begin with theirs, as `P.i`; loops of the
-    /// reduction other than `target` are theirs alone then. Each must have its first element where the other
-    /// loops begin: a shorter rest may come last. Sums are rounded in another order.
+    /// The partial sums have the stage's loops, with the prefix of their name, such as `P.i`; reduction loops
+    /// other than `target` then belong to the partial sums only. Every partial sum must have an element in
+    /// the first iteration of the other reduction loops, so that only their last iteration may be shorter.
+    /// The order of rounding changes.
     ///
     /// In TVM this is `rfactor`.
     Rfactor {
@@ -378,15 +376,15 @@ pub enum Step {
     /// rounds differently.
     ///
     /// With `m` for `tile` and t = m + 2, the stage `acc` becomes, for tiles `th`, `tw` of m × m results:
-    /// - `acc.g[a, s, k, c]`, `acc.u[a, b, k, c]`: the transformed weights G g Gᵀ, made in `prepare` of
-    ///   constant ones;
+    /// - `acc.g[a, s, k, c]`, `acc.u[a, b, k, c]`: the transformed weights G g Gᵀ, computed in `prepare` if
+    ///   the weights are constant;
     /// - `acc.d[a, j, n, c, th, tw]`, `acc.v[a, b, n, c, th, tw]`: the transformed data Bᵀ d B,
     ///   columns first;
     /// - `acc.m[a, b, n, k, th, tw]`: their products, summed over `c`;
     /// - `acc.r[i, b, n, k, th, tw]`: the products' columns transformed by Aᵀ;
-    /// - `acc[n, k, p, q]`: their rows transformed, without a reduction, so that it can be inlined.
+    /// - `acc[n, k, p, q]`: their rows transformed, without a reduction, so that the stage can be inlined.
     ///
-    /// Loops are named after the stage and the axis, as `acc.v.th`; those of `acc` keep their names.
+    /// Loops are named after the stage and the axis, such as `acc.v.th`; those of `acc` keep their names.
     ///
     /// ```text
     /// for n, k, p, q, c, r, s { acc[n, k, p, q] += X[n, c, p + r, q + s] * W[k, c, r, s] }
@@ -397,27 +395,30 @@ pub enum Step {
     ///       acc.r[…] = Aᵀ·acc.m, acc[…] = acc.r·A
     /// ```
     ///
-    /// TVM has no such step: there it is another operator, `conv2d_winograd`.
+    /// TVM has no such step, but a separate operator, `conv2d_winograd`.
     Winograd {
         /// The buffer of the stage.
         buffer: String,
-        /// Rows and columns of results in a tile: 2 or 4.
+        /// Number of rows and columns of results in a tile: 2 or 4.
         tile: i64,
     },
-    /// Computes a transposed convolution as a product whose columns are added up, with no inserted zeros.
+    /// Computes a transposed convolution without inserted zeros, as a matrix product followed by sums of its
+    /// columns.
     ///
-    /// The stage `acc[n, k, p, q]` reads its input through a stage that inserts zeros, which goes.
-    /// For channels in blocks `t` of `block`, strides `th`, `tw` of results and places `fh`, `fw` in
-    /// them, it becomes:
-    /// - `acc.w[c, t, y]`: the weights, made in `prepare` of constant ones, where `y` counts a block's
-    ///   channels and taps, of which either the taps or the channels are next to each other;
+    /// The stage `acc[n, k, p, q]` reads its input through a stage that inserts zeros, which is removed. For
+    /// channels in blocks `t` of `block`, strides `th`, `tw` of results and positions `fh`, `fw` in them, it
+    /// becomes:
+    /// - `acc.w[c, t, y]`: the rearranged weights, computed in `prepare` if the weights are constant, where
+    ///   `y` counts a block's channels and taps, with either the taps or the channels adjacent;
     /// - `acc.m[n, t, y, h, w]`: their products with the input, summed over `c`;
-    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`;
-    ///   where that is one at most, there are no such loops and it can be inlined;
-    /// - `acc[n, k, p, q]`: the results that are not cut off, without a reduction, so that it can be inlined.
+    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over the taps that contribute to a result, numbered `r` and
+    ///   `s`; if there is at most one, there are no such loops and the stage can be inlined;
+    /// - `acc[n, k, p, q]`: the results that are not cropped, without a reduction, so that the stage can be
+    ///   inlined.
     ///
-    /// Loops are named after the stage and the axis, as `acc.m.h`; those of `acc` keep their names. Sums are
-    /// rounded in another order, and equal as long as no factor of an inserted zero is infinite or NaN.
+    /// Loops are named after the stage and the axis, such as `acc.m.h`; those of `acc` keep their names. Sums
+    /// are equal, except for the order of rounding, as long as no factor of an inserted zero is infinite or
+    /// NaN.
     ///
     /// ```text
     /// for n, k, p, q, c, r, s { acc[n, k, p, q] += pad[n, c, p + r, q + s] * W[c, k, 2 - r, 2 - s] }
@@ -430,12 +431,12 @@ pub enum Step {
     Col2im {
         /// The buffer of the stage.
         buffer: String,
-        /// Channels whose columns are next to each other; it divides their number.
+        /// Number of channels with adjacent columns; must divide the number of channels.
         block: i64,
         /// Whether taps, rather than channels, are innermost in a block.
         taps_last: bool,
     },
-    /// Prefetches the part of a buffer that the iteration `ahead` of the current one of `at` touches.
+    /// Prefetches the part of a buffer that the iteration of `at` that is `ahead` iterations later accesses.
     ///
     /// ```text
     /// for i in 64 {                       for i in 64 {
@@ -444,18 +445,18 @@ pub enum Step {
     ///                                     }
     /// ```
     ///
-    /// That is 4 iterations ahead, where unrolled loops over the cache lines are left out. In TVM this was
-    /// `prefetch` of its first schedules.
+    /// The example prefetches 4 iterations ahead and omits the unrolled loops over cache lines. In TVM, this
+    /// was `prefetch` of its first schedules.
     Prefetch {
         /// The buffer.
         buffer: String,
         /// The loop.
         at: String,
-        /// Iterations ahead; 0 prefetches for the current iteration, before its other work.
+        /// Number of iterations ahead; 0 prefetches for the current iteration, before its other work.
         ahead: i64,
     },
-    /// Loads the copies of an iteration of `at` into registers an iteration earlier (software pipelining), so
-    /// that the loads overlap with the rest of the iteration.
+    /// Loads the data of the copies of an iteration of `at` into registers, one iteration earlier (software
+    /// pipelining), so that the loads overlap with the rest of the earlier iteration.
     ///
     /// ```text
     ///                                         alloc A.n
@@ -469,22 +470,22 @@ pub enum Step {
     /// }
     /// ```
     ///
-    /// The registers have the loops of the copy as axes, so that each thread of a GPU has its own; loops
-    /// that are neither threads nor lanes must be unrolled for registers to hold them. With `twice`
-    /// iterations copy to two of the buffer in turns, so that threads of a block wait for each other once in
-    /// each. In TVM this is `software_pipeline`, and `double_buffer` of its first schedules.
+    /// The register buffer has the loops of the copy as axes, so that each GPU thread has its own registers;
+    /// loops that are neither threads nor lanes must be unrolled for registers to hold them. With `twice`,
+    /// iterations alternate between two copies of the buffer, so that the threads of a block synchronize only
+    /// once per iteration. In TVM, this is `software_pipeline`, and `double_buffer` of its first schedules.
     Pipeline {
-        /// Buffer that is copied to.
+        /// Destination buffer of the copy.
         buffer: String,
-        /// Loop whose iterations copy.
+        /// Loop of the copies.
         at: String,
         /// Name of the register buffer.
         name: String,
         /// Whether the buffer is doubled.
         twice: bool,
     },
-    /// Begins the copies of an iteration of `at` some iterations earlier, as asynchronous copies to shared
-    /// memory that bypass registers and overlap with the iterations between (multistage pipelining).
+    /// Issues the copies of an iteration of `at` some iterations earlier, as asynchronous copies to shared
+    /// memory that bypass registers and overlap with the iterations in between (multistage pipelining).
     ///
     /// ```text
     ///                                         alloc A.s
@@ -500,18 +501,18 @@ pub enum Step {
     ///                                         }
     /// ```
     ///
-    /// There are as many of each buffer as `stages`, which iterations use in turns, so that threads of a
-    /// block wait for each other once in each. With `held` copies are begun an iteration later: what has
-    /// begun to read one in an iteration may go on in the next. Where a GPU has no such copies they are made
-    /// at once. With `last` an iteration begins copies when it has begun all else. What no loop over threads
-    /// copies one thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)); with
-    /// `by_producer` a thread of a warp that does nothing else ([`Scope::Produced`](crate::Scope::Produced)),
-    /// and with `multicast` as well for a neighbouring block that copies the same
-    /// ([`Scope::Multicast`](crate::Scope::Multicast)).
+    /// Each buffer has `stages` copies, which iterations use in rotation, so that the threads of a block
+    /// synchronize once per iteration. With `held`, copies are issued one iteration later, so that
+    /// asynchronous reads of a stage may continue in the next iteration. On a GPU without asynchronous
+    /// copies, they are synchronous. With `last`, an iteration issues copies after all its other work is
+    /// issued. A copy without a loop over threads is performed by one thread, in boxes if the GPU supports
+    /// them ([`Scope::Bulk`](crate::Scope::Bulk)); with `by_producer`, by a thread of a dedicated warp
+    /// ([`Scope::Produced`](crate::Scope::Produced)), and with `multicast`, also on behalf of a neighbouring
+    /// block that copies the same data ([`Scope::Multicast`](crate::Scope::Multicast)).
     Stream {
-        /// Shared memory buffers that are copied to.
+        /// Destination buffers in shared memory.
         buffers: Vec<String>,
-        /// Loop whose iterations copy.
+        /// Loop of the copies.
         at: String,
         /// Number of pipeline stages, at least two.
         stages: i64,
@@ -527,13 +528,13 @@ pub enum Step {
     },
 }
 
-/// Reason why a step does not apply. The step is at fault, given this program.
+/// Reason why a step does not apply to a program.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Illegal {
     /// Unknown loop.
     #[error("no loop `{0}` in the program (loops: {1})")]
     NoLoop(String, String),
-    /// Loop that stands in several places, where the step needs a single one.
+    /// Loop with several copies in the program, if the step needs a single one.
     #[error("loop `{0}` stands in {1} places; apply this step before the loop is cloned")]
     Cloned(String, usize),
     /// Unknown buffer.
@@ -552,7 +553,7 @@ pub enum Illegal {
         target: String,
         /// Extent of the loop.
         extent: String,
-        /// Factor asked for.
+        /// Requested factor.
         factor: i64,
     },
     /// Number out of range, such as a factor, a tile size or a distance.
@@ -585,14 +586,14 @@ pub enum Illegal {
         /// Name of the expected inner loop.
         inner: String,
     },
-    /// Loop whose extent depends on a loop that would come inside it.
+    /// Loop whose extent depends on a loop that would become an inner loop.
     #[error("the extent {extent} of loop `{target}` depends on loop `{on}`")]
     ExtentDepends {
         /// Name of the dependent loop.
         target: String,
         /// Extent of the loop.
         extent: String,
-        /// Name of the loop it depends on.
+        /// Name of the loop on which it depends.
         on: String,
     },
     /// Loop whose iterations are not independent.
@@ -603,7 +604,7 @@ pub enum Illegal {
         /// Accesses that depend on each other.
         why: String,
     },
-    /// Loop whose body does not have the form that the step needs.
+    /// Loop whose body does not have the form that the step requires.
     #[error("loop `{target}`: {why}")]
     Body {
         /// The loop.
@@ -611,7 +612,7 @@ pub enum Illegal {
         /// Reason why the body does not fit.
         why: String,
     },
-    /// Buffer of another kind, or used in another way, than the step needs.
+    /// Buffer whose kind or use does not meet the step's requirements.
     #[error("buffer `{buffer}`: {why}")]
     Buffer {
         /// The buffer.
@@ -634,7 +635,7 @@ pub enum Illegal {
 /// Applies one step.
 ///
 /// # Errors
-/// [`Illegal`] if the step would change the meaning of the program or cannot be carried out.
+/// [`Illegal`] if the step would change the meaning of the program or cannot be applied.
 pub fn apply(program: &Program, step: &Step) -> Result<Program, Illegal> {
     let mut out = program.clone();
     carry_out(&mut out, step)?;
@@ -653,7 +654,7 @@ pub fn apply_all(program: &Program, steps: &[Step]) -> Result<Program, (usize, I
     Ok(out)
 }
 
-/// Changes the program in place; after an error nothing can be said of it.
+/// Applies a step in place; after an error, the program is unspecified.
 fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
     match step {
         Step::Split { target, factor, tail, outer, inner } => {

@@ -1,4 +1,4 @@
-//! Lengthening a loop of a stage to a multiple.
+//! Padding a loop of a stage to a multiple.
 
 use super::Illegal;
 use super::compute_at::stage_nest;
@@ -7,13 +7,14 @@ use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, TreePart};
 use crate::index::Index;
 use crate::program::{BufferId, Loop, LoopId, Program, Role, Stmt};
 
-/// Longest that a loop may become.
+/// Maximum extent of a padded loop.
 const MOST: i64 = 1 << 40;
 
 /// Applies [`Step::Pad`](super::Step::Pad).
 ///
 /// # Source
-/// `pad_einsum` of TVM's TensorIR. Ours pads one loop, and stages that [`super::Step::Reindex`] has made.
+/// `pad_einsum` of TVM's TensorIR. This variant pads one loop, and stages that [`super::Step::Reindex`] has
+/// created.
 pub fn pad(program: &mut Program, stage: &str, target: &str, multiple: i64) -> Result<(), Illegal> {
     let result = buffer_id(program, stage)?;
     if !(1..=MOST).contains(&multiple) {
@@ -37,7 +38,7 @@ pub fn pad(program: &mut Program, stage: &str, target: &str, multiple: i64) -> R
         Stmt::Update { index, value, op, .. } => (index, value, Some(*op)),
         _ => unreachable!("a stage's leaf is an assignment"),
     };
-    // Which dimensions of which temporaries grow: those that lie along the loop.
+    // Dimensions of temporaries to extend, which are those along the loop.
     let along = |b: BufferId, index: &[Index]| -> Result<Option<(BufferId, usize)>, Illegal> {
         let used: Vec<usize> = (0..index.len()).filter(|&d| index[d].uses(var)).collect();
         let buffer = program.buffer(b);
@@ -83,7 +84,7 @@ pub fn pad(program: &mut Program, stage: &str, target: &str, multiple: i64) -> R
     Ok(())
 }
 
-/// Whether it is a product of loads and numbers all of whose loads lie along the loop.
+/// Whether a value is a product of numbers and loads that all depend on the loop.
 fn is_product_along(value: &Expr, var: LoopId) -> bool {
     match value {
         Expr::Load(_, index) => index.iter().any(|i| i.uses(var)),
@@ -101,7 +102,7 @@ fn lengthen(stmt: &mut Stmt, var: LoopId, extent: i64) {
     }
 }
 
-/// Gives a dimension of a temporary more elements, which are zero.
+/// Pads a dimension of a temporary with zeros.
 fn fill_with_zeros(program: &mut Program, b: BufferId, d: usize, n: i64, padded: i64) -> Result<(), Illegal> {
     let name = program.buffer(b).name.clone();
     let fail = |why: &str| Illegal::Buffer { buffer: name.clone(), why: why.to_owned() };

@@ -27,7 +27,7 @@ pub fn peel(program: &mut Program, target: &str, n: i64, last: bool, suffix: &st
     let own = renamed[0].1;
     edit_loops(program, var, &mut |names, l, ranges| {
         require_serial(names, &l)?;
-        // As few as an open (dynamic) one has at least.
+        // Smallest extent, for an open (dynamic) one.
         let Some(least) = ranges.lower(&l.extent) else {
             let why = "only a loop with a known least extent can be peeled".to_owned();
             return Err(Illegal::Body { target: target.to_owned(), why });
@@ -61,7 +61,7 @@ fn loops_of(s: &Stmt, found: &mut Vec<LoopId>) {
     });
 }
 
-/// Gives loops new variables; what mentions them is left as it is.
+/// Gives loops new variables, without renaming their uses.
 fn rename(block: &mut [Stmt], by: &[(LoopId, LoopId)]) {
     for s in block {
         if let Stmt::For(l) = s

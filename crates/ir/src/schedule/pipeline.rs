@@ -43,7 +43,7 @@ pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str, twice
             shape.push(most);
             inside.push(*v, extent.clone());
         }
-        // What is loaded must be there an iteration earlier.
+        // The data loaded must be available one iteration earlier.
         let made = allocated_in(&l.body);
         let mut is_there = true;
         load.walk(&mut |s| {
@@ -95,8 +95,8 @@ pub fn is_assignment(fill: &Stmt, copy: BufferId) -> bool {
     }
 }
 
-/// A nest that fills a buffer, as one that fills it from registers, and one that loads these, which have its
-/// loops as axes.
+/// Splits a nest that fills a buffer into one that fills it from registers and one that loads these
+/// registers, which have the nest's loops as axes.
 fn divided(fill: &Stmt, copy: BufferId, ahead: BufferId, loops: &mut Vec<(LoopId, Index)>) -> Option<(Stmt, Stmt)> {
     match fill {
         Stmt::For(l) => {

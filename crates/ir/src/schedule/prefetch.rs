@@ -7,9 +7,9 @@ use crate::dependence::reduced;
 use crate::index::Index;
 use crate::program::{Buffer, LoopKind, Program, Stmt};
 
-/// Bytes of a cache line on every supported machine.
+/// Size in bytes of a cache line on every supported machine.
 pub const LINE_BYTES: i64 = 64;
-/// Cache lines that one iteration prefetches at most: more cost more than they can gain.
+/// Maximum number of cache lines that one iteration prefetches; more cost more than they gain.
 pub const MOST_PREFETCHED_LINES: i64 = 128;
 
 /// Applies [`Step::Prefetch`](super::Step::Prefetch).
@@ -35,7 +35,7 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
                 "it is made anew in each iteration of `{at}`, so there is nothing to fetch before"
             )));
         }
-        // Of a panel that several tiles share, the part of one tile.
+        // For a panel that several tiles share, the part of one tile.
         let by_digits = redirect_reads(l.body.clone(), target, target, &mut ranges.clone(), &|index, ranges| {
             index.iter().map(|e| reduced(e, ranges)).collect()
         });
@@ -65,8 +65,8 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
     })
 }
 
-/// Distances between prefetches in each dimension: a cache line in the last one. Of elements of 8 and 16
-/// bits, a line has several of the dimensions in front of short ones.
+/// Distances between prefetches in each dimension: a cache line in the last one. For 8-bit and 16-bit
+/// elements, a line spans several steps of a dimension if the dimensions inside it are short.
 fn steps_of_lines(buffer: &Buffer, per_line: i64) -> Vec<i64> {
     let mut steps = vec![1; buffer.shape.len()];
     let mut left = per_line;

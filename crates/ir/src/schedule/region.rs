@@ -5,7 +5,7 @@ use crate::index::{Index, Ranges, smallest};
 use crate::program::{BufferId, LoopId, Program, Stmt};
 use crate::text::index_to_string;
 
-/// Rectangular region of a buffer: first element and extent of each dimension, in terms of the loops outside.
+/// Rectangular region of a buffer: first element and extent of each dimension, in terms of outer loops.
 pub struct Region {
     /// Subscripts of the first element.
     pub lower: Vec<Index>,
@@ -23,7 +23,7 @@ pub enum AccessKind {
 }
 
 /// Computes the region of `buffer` that `block` accesses, given the loops around the block. Errors say why
-/// none is found, with `place` as the block's description.
+/// there is no such region, with `place` as the block's description.
 pub fn region(
     program: &Program,
     block: &[Stmt],
@@ -67,7 +67,7 @@ pub fn region(
     Ok(Region { lower, extent, most })
 }
 
-/// First and last values of subscripts, found once for all accesses inside the same loops.
+/// First and last values of subscripts, computed once for all accesses inside the same loops.
 struct Bounds<'a> {
     outside: &'a Ranges,
     inside: Vec<(LoopId, Index)>,
@@ -75,7 +75,7 @@ struct Bounds<'a> {
 }
 
 impl Bounds<'_> {
-    /// Bounds of a subscript of a dimension of extent `n`, in terms of the loops outside.
+    /// Bounds of a subscript of a dimension of extent `n`, in terms of outer loops.
     fn of(&mut self, e: &Index, n: i64, ranges: &Ranges) -> Option<(Index, Index)> {
         if self.inside != ranges.loops() {
             self.inside = ranges.loops().to_vec();
@@ -99,7 +99,7 @@ impl Bounds<'_> {
     }
 }
 
-/// `a − b`, with the subtraction distributed into a min that stands alone, so that constants cancel.
+/// `a − b`, with the subtraction distributed into a min that is the only term, so that constants cancel.
 pub fn subtract_inside(a: &Index, b: &Index) -> Index {
     use crate::index::Atom;
     match a.terms() {
@@ -151,7 +151,7 @@ pub fn writes(block: &[Stmt], buffer: BufferId) -> bool {
     found
 }
 
-/// Redirects every read of `buffer` at `index` in the block to `to` at `place(index, loops around it)`.
+/// Redirects every read of `buffer` at `index` in the block to `to` at `place(index, enclosing loops)`.
 pub fn redirect_reads(
     block: Vec<Stmt>,
     buffer: BufferId,
@@ -170,10 +170,10 @@ pub fn redirect_reads(
         .collect()
 }
 
-/// Replaces the statement's own loads of a buffer, not those of nested statements.
+/// Replaces the statement's own loads of a buffer, excluding nested statements.
 pub fn map_loads_of(stmt: Stmt, buffer: BufferId, to: &mut dyn FnMut(&[Index]) -> Expr) -> Stmt {
     let mut is_read = false;
     stmt.for_each_own_read(&mut |b, _| is_read |= b == buffer);
-    // Statements are rebuilt to replace loads, and most of a program reads other buffers.
+    // Rebuilding is avoided for the many statements that do not read the buffer.
     if is_read { stmt.map_own_loads(&mut |b, index| (b == buffer).then(|| to(index))) } else { stmt }
 }

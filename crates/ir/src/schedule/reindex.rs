@@ -1,4 +1,4 @@
-//! Reading a buffer, or writing it, through a copy that has the stage's loops as its axes.
+//! Access to a buffer through a copy that has the stage's loops as its axes.
 
 use super::Illegal;
 use super::compute_at::stage_nest;
@@ -12,8 +12,8 @@ use crate::text::index_to_string;
 /// Applies [`Step::Reindex`](super::Step::Reindex).
 ///
 /// # Source
-/// `reindex` of TVM's TensorIR (Feng et al., 2023, arXiv 2207.04296). Ours names the buffer rather than the
-/// place of the access, and only takes the loops that the subscripts mention.
+/// `reindex` of TVM's TensorIR (Feng et al., 2023, arXiv 2207.04296). This variant takes the buffer rather
+/// than the position of the access, and uses only the loops that occur in the subscripts.
 pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> Result<(), Illegal> {
     let (reader, source) = (buffer_id(program, stage)?, buffer_id(program, buffer)?);
     let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
@@ -43,7 +43,7 @@ pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> 
     let mut ranges = program.ranges();
     found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
     for (i, &n) in index.iter().zip(&program.buffer(source).shape) {
-        // A condition around the read does not move with it.
+        // A condition around the read would not move with it.
         if !(ranges.lower(i).is_some_and(|l| l >= 0) && ranges.upper(i).is_some_and(|u| u < n)) {
             return Err(fail(format!("the subscript {} may lie outside it", index_to_string(program, i))));
         }

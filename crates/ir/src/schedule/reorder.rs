@@ -17,7 +17,7 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
     let Some(outermost) = outermost_of(program, &vars) else { return Ok(()) };
     let mut innermost = None;
     edit_loops(program, outermost, &mut |names, l, outside| {
-        // The chain of perfectly nested loops down to the last one named.
+        // Chain of perfectly nested loops down to the last one named.
         let (mut chain, mut missing, mut body) = (Vec::new(), vars.len(), vec![Stmt::For(l)]);
         while missing > 0 {
             let [Stmt::For(_)] = body.as_slice() else {
@@ -60,7 +60,7 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
     innermost.map_or(Ok(()), |var| require_still_independent(program, var))
 }
 
-/// The first of these loops met on the way into the program.
+/// Finds the outermost of these loops.
 fn outermost_of(program: &Program, vars: &[LoopId]) -> Option<LoopId> {
     let mut found = None;
     for s in program.parts().into_iter().flatten() {

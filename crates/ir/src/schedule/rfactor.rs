@@ -35,9 +35,9 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     let others: Vec<LoopId> = found.loops.iter().map(|l| l.0).filter(|&v| v != var && !is_axis(v)).collect();
     let mut ranges = program.ranges();
     found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
-    // Every part has elements of its own from the first round of the other loops on.
+    // Every partial sum has elements in the first iteration of the other loops.
     let begin = |i: &Index| at_start(i, others.iter().copied());
-    // The number of elements of an axis, and how many of them there are.
+    // Number of elements of an axis, and the extent of its loop.
     let axis = |v: LoopId, extent: &Index| {
         let is_own = v != var && found.loops.iter().all(|(other, _)| !extent.uses(*other));
         if is_own && ranges.is_open(extent) {
@@ -45,7 +45,7 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
         }
         let n = ranges.simplify(&begin(extent)).as_const()?;
         let is_constant = ranges.upper(extent) == Some(n) && (v == var || extent.as_const() == Some(n));
-        // The other loops' later rounds may have fewer parts.
+        // Later iterations of the other loops may have fewer partial sums.
         is_constant.then(|| (n, n.into()))
     };
     let mut axes: Vec<(LoopId, i64, Index)> = Vec::with_capacity(found.loops.len());

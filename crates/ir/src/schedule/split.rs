@@ -26,8 +26,7 @@ pub fn split(
     let (outer, inner) = (new_loop(program, outer)?, new_loop(program, inner)?);
     edit_loops(program, var, &mut |names, l, ranges| {
         require_serial(names, &l)?;
-        // With a single round, the outer loop stands still at zero and is left out of what it
-        // would be added to.
+        // With a single iteration, the outer loop is always zero and is omitted from sums.
         let is_single = ranges.upper(&l.extent).is_some_and(|n| n <= factor);
         let begin = if is_single { Index::from(0) } else { Index::from(outer).scale(factor) };
         let value = begin.add(&inner.into());

@@ -1,4 +1,4 @@
-//! Staging: a packed copy of the part of a buffer that a loop's iteration reads.
+//! Staging, which creates a packed copy of the part of a buffer that a loop's iteration reads.
 
 use super::layout::{place_of, require_layout, shape_of};
 use super::region::{AccessKind, Region, reads, redirect_reads, region, subtract_inside, writes};
@@ -36,7 +36,7 @@ pub fn stage(
     let ahead = at.is_none() && program.buffer(source).role == Role::ConstInput;
     let own = program.buffer(source).dtype;
     let dtype = dtype.unwrap_or(own);
-    // Nothing is computed in halves or 8-bit integers, so that their numbers in longer ones are as good.
+    // No arithmetic is in 16-bit floats or 8-bit integers, so copies in wider types give the same results.
     let is_longer = match own {
         DType::U8 | DType::I8 | DType::I7 => matches!(dtype, DType::I16 | DType::I32),
         own => own.is_half() && dtype == own.arithmetic(),
@@ -81,7 +81,7 @@ pub fn stage(
     require_fits(program, copy)
 }
 
-/// The block with the copy allocated and filled where it is about to be read.
+/// Inserts the allocation of the copy and the statements that fill it before its first read.
 fn before_first_read(mut block: Vec<Stmt>, copy: BufferId, fill: Vec<Stmt>) -> Vec<Stmt> {
     let first = block.iter().position(|s| reads(std::slice::from_ref(s), copy)).unwrap_or(0);
     block.splice(first..first, [Stmt::Alloc(copy)].into_iter().chain(fill));
@@ -90,22 +90,22 @@ fn before_first_read(mut block: Vec<Stmt>, copy: BufferId, fill: Vec<Stmt>) -> V
 
 struct Serve<'a> {
     source: BufferId,
-    /// Whether all of it is written by the time it is read.
+    /// Whether the whole buffer is written before it is read.
     is_filled: bool,
     at: Option<&'a str>,
     copy: BufferId,
-    /// Type that each read is cast to, which the copy holds.
+    /// Type to which each read is cast, which is the copy's type.
     cast: Option<DType>,
     layout: &'a [LayoutAxis],
     loops: &'a [LoopId],
 }
 
-/// A block that reads from the copy.
+/// Block that reads from the copy.
 struct Served {
-    /// The nest that fills the copy.
+    /// Nest that fills the copy.
     fill: Vec<Stmt>,
     body: Vec<Stmt>,
-    /// The copy's shape.
+    /// Shape of the copy.
     shape: Vec<i64>,
 }
 
@@ -115,7 +115,7 @@ impl Serve<'_> {
         let name = &names.buffer(self.source).name;
         let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
         let place = self.at.map_or("in `run`".to_owned(), |at| format!("in loop `{at}`"));
-        // What is written as a whole ahead of the first read stays as it is copied.
+        // A buffer written completely before the first read does not change after it is copied.
         let is_read = |s: &Stmt| reads(std::slice::from_ref(s), self.source);
         let first = self.at.map_or(block.iter().position(is_read), |_| None).unwrap_or(0);
         if writes(&block[first..], self.source) {
@@ -168,7 +168,7 @@ impl Serve<'_> {
     }
 }
 
-/// Takes the casts to a type off the loads of a buffer; `None` where a load has none.
+/// Removes the casts to a type from the loads of a buffer; `None` if a load has no such cast.
 fn without_casts(block: Vec<Stmt>, buffer: BufferId, dtype: DType) -> Option<Vec<Stmt>> {
     let mut uncast = Uncast { buffer, dtype, n_casts: 0 };
     let mut n_loads = 0;
@@ -189,7 +189,7 @@ fn without_casts(block: Vec<Stmt>, buffer: BufferId, dtype: DType) -> Option<Vec
     (uncast.n_casts == n_loads).then_some(block)
 }
 
-/// Rewriting of the casts of a buffer's loads to these alone.
+/// Rewriter that removes the casts of a buffer's loads.
 struct Uncast {
     buffer: BufferId,
     dtype: DType,
@@ -208,11 +208,11 @@ impl Rewrite for Uncast {
     }
 }
 
-/// Whether a statement under no condition shows that all elements of a buffer are written.
+/// Whether an unconditional statement proves that all elements of a buffer are written.
 fn is_filled(program: &Program, buffer: BufferId) -> bool {
     fn search(block: &[Stmt], buffer: BufferId, shape: &[i64], ranges: &mut Ranges) -> bool {
         block.iter().any(|s| match s {
-            // What a loop that may be empty does is not done.
+            // A loop that may be empty proves nothing.
             Stmt::For(l) if ranges.lower(&l.extent).is_none_or(|least| least < 1) => false,
             Stmt::For(l) => {
                 ranges.push(l.var, l.extent.clone());
@@ -229,9 +229,8 @@ fn is_filled(program: &Program, buffer: BufferId) -> bool {
     program.parts().into_iter().any(|b| search(b, buffer, shape, &mut program.ranges()))
 }
 
-/// Whether subscripts take all values: loops of constant extents, each in one subscript, as the
-/// digits of a number. A rest that other loops end with may be shorter: at their first iteration all is
-/// written.
+/// Whether subscripts take all values: loops of constant extents, each in one subscript, form the digits of a
+/// number. The last iteration of other loops may cover fewer elements, as their first iteration writes all.
 fn covers(index: &[Index], shape: &[i64], ranges: &Ranges) -> bool {
     let mut seen: Vec<LoopId> = Vec::new();
     index.iter().zip(shape).all(|(e, &n)| {

@@ -13,7 +13,7 @@ use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt};
 use std::collections::BTreeSet;
 
-/// Most iterations whose copies are there or on their way.
+/// Maximum number of iterations with completed or pending copies.
 const MOST_STAGES: i64 = 8;
 
 /// Applies [`Step::Stream`](super::Step::Stream).
@@ -33,7 +33,7 @@ pub fn stream(
     }
     require_copies(program, buffers, &copies, [fed, multicast])?;
     require_open(program, var)?;
-    // Those that threads make together.
+    // Copies that threads make together.
     let mut by_threads = BTreeSet::new();
     edit_loops(program, var, &mut |names, mut l, ranges| {
         let fail =
@@ -64,7 +64,7 @@ pub fn stream(
     Ok(())
 }
 
-/// Checks that copies are shared by a block and named once each, and that their options go together.
+/// Checks that copies are in shared memory and distinct, and that their options are compatible.
 fn require_copies(
     program: &Program,
     buffers: &[String],
@@ -84,8 +84,8 @@ fn require_copies(
     Ok(())
 }
 
-/// Checks that one nest of a loop's body fills a copy, of what is there iterations earlier; `made` are the
-/// buffers that an iteration makes. Returns whether threads fill it together.
+/// Checks that one nest of a loop's body fills a copy from data available some iterations earlier; `made`
+/// holds the buffers allocated in an iteration. Returns whether threads fill it together.
 fn require_fill(body: &[Stmt], copy: BufferId, made: &[BufferId]) -> Result<bool, &'static str> {
     let filled: Vec<usize> = (0..body.len()).filter(|&i| writes(&body[i..=i], copy)).collect();
     let &[fill] = filled.as_slice() else {
@@ -103,7 +103,7 @@ fn require_fill(body: &[Stmt], copy: BufferId, made: &[BufferId]) -> Result<bool
     if !is_assignment(&body[fill], copy) {
         return Err("its body must hold loops and conditions around one assignment to");
     }
-    // What is copied must be there iterations earlier.
+    // The data copied must be available some iterations earlier.
     let mut is_there = true;
     body[fill].walk(&mut |s| {
         s.for_each_own_read(&mut |b, _| is_there &= !made.contains(&b) && !writes(body, b));
@@ -114,21 +114,21 @@ fn require_fill(body: &[Stmt], copy: BufferId, made: &[BufferId]) -> Result<bool
     Ok(by_threads)
 }
 
-/// Loop whose copies go ahead.
+/// Loop whose copies are issued ahead.
 struct Streamed {
     var: LoopId,
     extent: i64,
     stages: i64,
-    /// Whether a place stays as it is for an iteration more.
+    /// Whether a stage stays valid for one more iteration.
     held: bool,
-    /// Whether an iteration copies at its end.
+    /// Whether an iteration issues copies at its end.
     last: bool,
 }
 
 impl Streamed {
-    /// Lets an iteration copy what a later one reads. Returns the statements before the loop.
+    /// Makes each iteration issue the copies of a later one. Returns the statements before the loop.
     fn go_ahead(&self, l: &mut Loop, copies: &[BufferId], ranges: &Ranges) -> Vec<Stmt> {
-        // Iterations have the places in turns.
+        // Iterations use the stages in rotation.
         let turn = Index::from(self.var).modulo(self.stages);
         l.body.retain(|s| !matches!(s, Stmt::Alloc(b) if copies.contains(b)));
         for copy in copies {
@@ -147,7 +147,7 @@ impl Streamed {
         let mut before: Vec<Stmt> = copies.iter().map(|copy| Stmt::Alloc(*copy)).collect();
         for iteration in 0..ahead {
             if iteration > 0 {
-                // So many there are at most: it ends a group, and waits for none.
+                // There are at most this many groups, so this ends a group without waiting.
                 before.push(Stmt::Wait(ahead as u8));
             }
             if iteration < self.extent {
@@ -171,7 +171,7 @@ impl Streamed {
     }
 }
 
-/// Puts each copy into the memory of the threads that make it: `by_one` says of which one thread does.
+/// Sets the scope of each copy; `by_one` holds the copies that a single thread makes.
 fn set_scopes(
     program: &mut Program,
     buffers: &[String],

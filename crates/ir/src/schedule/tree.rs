@@ -7,7 +7,7 @@ use crate::index::{Atom, Index, Ranges};
 use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::is_name;
 
-/// Finds the variable of a loop by name, where such a loop stands in the program.
+/// Finds the variable of a loop by name, if the program contains such a loop.
 pub fn loop_id(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     let present = |id: LoopId| count(program, id) > 0;
     program.find_loop(name).filter(|&id| present(id)).ok_or_else(|| {
@@ -28,13 +28,13 @@ pub fn buffer_id(program: &Program, name: &str) -> Result<BufferId, Illegal> {
     })
 }
 
-/// Makes a loop variable. Its name must be valid and free.
+/// Creates a loop variable. Its name must be valid and unused.
 pub fn new_loop(program: &mut Program, name: &str) -> Result<LoopId, Illegal> {
     require_free(name, program.find_loop(name).is_some())?;
     Ok(program.add_loop(name))
 }
 
-/// Makes a temporary or kept buffer, of a shape set later. Its name must be valid and free.
+/// Creates a temporary or kept buffer, whose shape is set later. Its name must be valid and unused.
 pub fn new_buffer(
     program: &mut Program,
     name: &str,
@@ -54,10 +54,10 @@ fn require_free(name: &str, taken: bool) -> Result<(), Illegal> {
     }
 }
 
-/// Largest buffer.
+/// Maximum size of a buffer in bytes.
 const MOST_BYTES: u64 = 1 << 46;
 
-/// Requires that a buffer's size is one that memory can hold.
+/// Requires that a buffer does not exceed the maximum size.
 pub fn require_fits(program: &Program, id: BufferId) -> Result<(), Illegal> {
     let buffer = program.buffer(id);
     match buffer.size_bytes() {
@@ -103,7 +103,7 @@ pub fn loops_around(program: &Program, var: LoopId) -> Vec<&Loop> {
     found
 }
 
-/// Finds a loop by name that stands in exactly one place.
+/// Finds a loop by name that occurs exactly once.
 pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     let id = loop_id(program, name)?;
     match count(program, id) {
@@ -112,12 +112,12 @@ pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     }
 }
 
-/// Rewriting of a loop, given the program and the ranges of the loops around it.
+/// Function that rewrites a loop, given the program and the ranges of the enclosing loops.
 type Edit<'a> = &'a mut dyn FnMut(&Program, Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
 
 /// Replaces every loop over this variable by the result of `edit`.
 ///
-/// While `edit` runs, the program lacks the part that is being edited; after an error it stays so.
+/// While `edit` runs, and after an error, the part being edited is missing from the program.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
     let mut ranges = program.ranges();
     for (part, _) in Part::ALL {
@@ -157,7 +157,7 @@ fn edit_block(
     Ok(())
 }
 
-/// Simplifies every index of a block by the ranges of the loops around and inside it.
+/// Simplifies every index of a block by the ranges of the loops around and inside the block.
 pub fn simplify_block(mut block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     simplify(&mut block, ranges);
     block
@@ -217,8 +217,8 @@ pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
     }
 }
 
-/// Requires that statements other than plain assignments may be put into a loop: neither it nor a loop around
-/// it is vectorized.
+/// Requires that statements other than plain assignments may be put into a loop, as neither the loop nor an
+/// enclosing one is vectorized.
 pub fn require_open(program: &Program, var: LoopId) -> Result<(), Illegal> {
     let mut loops = loops_around(program, var);
     program.parts().into_iter().flatten().for_each(|s| {

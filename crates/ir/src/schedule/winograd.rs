@@ -9,15 +9,14 @@ use crate::index::{Atom, Index};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
-/// Rows and columns of the window.
+/// Number of rows and columns of the window.
 const WINDOW: i64 = 3;
 
 /// Applies [`Step::Winograd`](super::Step::Winograd).
 ///
 /// # Source
 /// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv 1509.09308), section 4.
-/// Ours keeps the two one-dimensional transforms of data and of results as stages of their own, for
-/// schedules to place.
+/// The two one-dimensional transforms of data and of results are separate stages, for schedules to place.
 pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Illegal> {
     let result = buffer_id(program, stage)?;
     let Some(f) = filtering(tile) else {
@@ -37,7 +36,7 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
     let shape = program.buffer(input).shape.clone();
     let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Kept);
     let dtype = program.buffer(result).dtype;
-    // The last tiles may reach beyond the operand, for results that nobody reads.
+    // The last tiles may reach beyond the operand, for results that are never read.
     let reaches = |tiles: &Index, size: i64| tiles.as_const().filter(|n| (n - 1) * tile + tile + WINDOW - 1 > size);
     let [reaches_rows, reaches_columns] = [reaches(&th, shape[2]), reaches(&tw, shape[3])];
     let mut new = StageMaker { program, stage, dtype };
@@ -94,24 +93,24 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
     Ok(())
 }
 
-/// Amplification of rounding errors: root mean square of the products that enter the worst result of a tile,
-/// per channel, with data and weights of size 1 (a plain convolution's nine products have 3). `None` for an
+/// Amplification of rounding errors: root mean square of the products in the worst result of a tile, per
+/// channel, with data and weights of size 1 (3 for the nine products of a direct convolution). `None` for an
 /// unsupported tile size.
 pub fn size_of_products(tile: i64) -> Option<f64> {
     let f = filtering(tile)?;
     let square = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
     let products: Vec<f64> = f.data.rows.iter().zip(f.weights.rows).map(|(d, w)| square(d) * square(w)).collect();
     let result = |row: &&[f64]| row.iter().zip(&products).map(|(a, p)| a * a * p).sum::<f64>();
-    // Rows and columns are transformed alike: the root of the square.
+    // Rows and columns have the same transform, so the square root of the square is taken.
     f.result.rows.iter().map(result).reduce(f64::max)
 }
 
-/// `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of
+/// Parsed stage `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of
 /// loops and factors.
 struct DirectConvolution {
     /// Position of the statement in the body.
     place: usize,
-    /// The loops n, k, p and q with their extents.
+    /// Loops n, k, p and q with their extents.
     loops: [(LoopId, Index); 4],
     /// Extent of c.
     channels: Index,
@@ -134,8 +133,8 @@ fn recognise(program: &Program, result: BufferId) -> Result<DirectConvolution, I
         fail(format!("it is not the convolution {form} over serial loops"))
     };
     let [n, k, p, q] = variables(index).ok_or_else(no_form)?;
-    // The weights are the factor whose first subscript is the result's second, and all whose
-    // subscripts are loops.
+    // The weights are the factor whose first subscript is the result's second and whose subscripts are all
+    // loop variables.
     let of_weights = |index: &[Index]| variables(index).filter(|[of, ..]| *of == k);
     let (input, at_input, weights, [_, c, r, s]) = match (of_weights(x_index), of_weights(y_index)) {
         (_, Some(w)) => (*x, x_index, *y, w),
@@ -159,7 +158,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<DirectConvolution, I
         let (_, extent) = loops.iter().find(|(l, _)| *l == v).expect("every loop is of the nest");
         extent.clone()
     };
-    // Rows may be open.
+    // The number of rows may be open.
     let number = |v: LoopId| extent(v).as_const().ok_or_else(no_form);
     let window = [number(r)?, number(s)?];
     if window != [WINDOW, WINDOW] {
@@ -170,7 +169,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<DirectConvolution, I
     Ok(DirectConvolution { place, loops, channels: extent(c), input, weights })
 }
 
-/// Four different loops, where the subscripts are that.
+/// Returns the subscripts if they are four different loop variables.
 pub(super) fn variables(index: &[Index]) -> Option<[LoopId; 4]> {
     let variable = |i: &Index| match (i.terms(), i.constant()) {
         ([(Atom::Var(v), 1)], 0) => Some(*v),
@@ -180,7 +179,7 @@ pub(super) fn variables(index: &[Index]) -> Option<[LoopId; 4]> {
     (0..4).all(|at| !vars[..at].contains(&vars[at])).then_some(vars)
 }
 
-/// Whether the condition is that all these loops, and no others, are at zero.
+/// Whether the condition says exactly that all these loops are at zero.
 pub(super) fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
     fn parts<'a>(cond: &'a Cond, into: &mut Vec<&'a Cond>) {
         match cond {
@@ -194,8 +193,8 @@ pub(super) fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
     found.len() == wanted.len() && wanted.iter().all(|w| found.contains(&w))
 }
 
-/// Makes stages named after the one they compute a part of: `acc.v`, with loops `acc.v.a`,
-/// `acc.v.b` and so on.
+/// Creates stages with the prefix of the original stage's name: `acc.v`, with loops `acc.v.a`, `acc.v.b` and
+/// so on.
 pub(super) struct StageMaker<'a> {
     pub program: &'a mut Program,
     pub stage: &'a str,
@@ -203,7 +202,7 @@ pub(super) struct StageMaker<'a> {
 }
 
 impl StageMaker<'_> {
-    /// A stage without a reduction: its buffer, and what computes it.
+    /// Creates a stage without a reduction; returns its buffer and its nest.
     pub fn stage<const N: usize>(
         &mut self,
         name: &str,
@@ -220,7 +219,7 @@ impl StageMaker<'_> {
         Ok((buffer, alloc.into_iter().chain(nest).collect()))
     }
 
-    /// A temporary stage that sums over more loops, the innermost.
+    /// Creates a temporary stage that sums over additional innermost loops.
     pub fn reduction<const N: usize, const M: usize>(
         &mut self,
         name: &str,
@@ -286,17 +285,17 @@ struct Filtering {
     result: Transform,
 }
 
-/// A constant matrix that is multiplied with.
+/// Constant matrix of a linear transform.
 struct Transform {
     rows: &'static [&'static [f64]],
-    /// The columns, grouped so that rows share what they make of a group, up to a factor: code generation
+    /// Columns, grouped so that rows use the same partial sum of a group up to a factor; code generation
     /// computes a common subexpression once.
     groups: &'static [&'static [usize]],
 }
 
 impl Transform {
-    /// The element `row` of the product with a vector of elements `x`. The row is chosen by nested selects,
-    /// which unrolling decides.
+    /// Returns element `row` of the product with a vector of elements `x`. Nested selects choose the row;
+    /// unrolling makes their conditions constant.
     fn row(&self, row: &Index, x: &dyn Fn(usize) -> Expr) -> Expr {
         let mut rows = self.rows.iter().enumerate().rev();
         let (_, last) = rows.next().expect("a matrix has rows");
@@ -318,7 +317,7 @@ impl Transform {
     }
 }
 
-/// A sum without needless multiplications.
+/// Builds a weighted sum without unnecessary multiplications.
 fn weighted(terms: impl Iterator<Item = (f64, Expr)>) -> Expr {
     let scaled = |c: f64, x| if c == 1.0 { x } else { Expr::binary(BinaryOp::Mul, Expr::Const(c), x) };
     let add = |sum: Option<Expr>, (c, x): (f64, Expr)| {

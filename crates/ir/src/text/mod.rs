@@ -1,4 +1,4 @@
-//! The text format: programs printed and parsed at every stage.
+//! Text format, in which programs are printed and parsed at every stage.
 //!
 //! ```text
 //! program "matmul:m=8,n=8,k=8"
@@ -26,17 +26,16 @@
 //! }
 //! ```
 //!
-//! The `buffer` lines and the `loops` line list the tables of the program in the order of their numbers, so
-//! that what is read back is equal to what was printed, numbers included. A `prepare { … }` section comes
-//! before `run` where there is something to prepare, a `finish { … }` section after it where there is
-//! something to finish. White space is free; `#` starts a comment that goes to the end of the line.
+//! The `buffer` lines and the `loops` line list the tables of the program in the order of their ids, so that
+//! a parsed program equals the printed one, ids included. An optional `prepare { … }` section comes before
+//! `run`, an optional `finish { … }` section after it. White space is insignificant; `#` starts a comment
+//! that ends with the line.
 //!
-//! A program whose sizes the caller gives has a line for each after the loops:
-//! `size m = 32*m.steps + 32 in 16` is a size `m` of 32, 64, …, 512, whose variable `m.steps` is in scope in
-//! all of `run`.
+//! A program with open sizes has a line for each after the loops: `size m = 32*m.steps + 32 in 16` is a size
+//! `m` of 32, 64, …, 512, whose variable `m.steps` is in scope in all of `run`.
 //!
 //! # Names
-//! A letter or `_`, then letters, digits, `_` and `.`; see [`is_name`]. No word is reserved.
+//! A letter or `_`, followed by letters, digits, `_` and `.`; see [`is_name`]. No word is reserved.
 //!
 //! # Statements
 //! | text | meaning |
@@ -45,15 +44,15 @@
 //! | `if i < 3 { … } else { … }` | a guard; `else` may be left out |
 //! | `alloc T` | starts the life of a temporary |
 //! | `C[i, j] = …` | a store |
-//! | `C[i, j] += … first k == 0` | an update, also `*=`, `max=`, `min=`; `first never` goes on from what is |
+//! | `C[i, j] += … first k == 0` | an update, also `*=`, `max=`, `min=`; `first never` keeps the old value |
 //! | `prefetch A[i, 0] read` | a prefetch, or `write` |
 //! | `barrier` | the threads of a GPU block wait for each other |
 //!
 //! # Indices
 //! Sums of products with integers, `x // 3` (division rounded down), `x % 3` (its remainder), `min(a, b)`,
-//! `max(a, b)`. Products, divisions and remainders bind alike and from left to right. A divisor is an integer
-//! and may be zero or negative, so that faulty programs can be written down. What is read is brought to the
-//! canonical form of [`Index`](crate::Index).
+//! `max(a, b)`. Products, divisions and remainders have the same precedence and associate to the left. A
+//! divisor is an integer and may be zero or negative, so that invalid programs can be represented. The parser
+//! converts indices to the canonical form of [`Index`](crate::Index).
 //!
 //! # Values
 //! Loads, numbers (also `inf`, `nan`), `+ - * /` from left to right with the usual precedence, `min(a, b)`,
@@ -61,8 +60,8 @@
 //! for an index as a number, and `select(condition, a, b)`.
 //!
 //! # Conditions
-//! `true`, `a < b` and `a == b` on indices, `less(a, b)` on values, `not(c)`, and `c && d`, which groups to
-//! the left; `and(c, d)` groups otherwise.
+//! `true`, `a < b` and `a == b` on indices, `less(a, b)` on values, `not(c)`, and `c && d`, which associates
+//! to the left; `and(c, d)` expresses other groupings.
 
 mod parse;
 mod print;

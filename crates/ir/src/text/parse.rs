@@ -29,9 +29,9 @@ pub enum Message {
     /// Unexpected token.
     #[error("expected {expected}, found {found}")]
     Expected {
-        /// Tokens that may stand there.
+        /// Expected tokens.
         expected: &'static str,
-        /// Token that stands there.
+        /// Token found.
         found: String,
     },
     /// Character that begins no token.
@@ -66,11 +66,11 @@ pub enum Message {
 /// Parses a program.
 ///
 /// # Errors
-/// [`ParseError`] at the first place that does not fit. What is read need not be a correct program: that is
-/// for [`verify`](crate::verify::verify) to say.
+/// [`ParseError`] at the first syntax error. The program need not be valid, which
+/// [`verify`](crate::verify::verify) checks.
 ///
 /// # Cost
-/// Linear in the text, save for the terms of one index: adding one costs as much as there are.
+/// Linear in the text, but quadratic in the number of terms of one index.
 pub fn parse(text: &str) -> Result<Program, ParseError> {
     let located = |(at, message): Located| {
         let before = &text[..at];
@@ -87,7 +87,7 @@ pub fn parse(text: &str) -> Result<Program, ParseError> {
     parser.program().map_err(located)
 }
 
-/// An offset in the text and what is wrong there.
+/// Offset in the text and the error there.
 type Located = (usize, Message);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,7 +102,7 @@ enum ProgramToken<'a> {
     Sign(&'static str),
 }
 
-/// Every sign; one that begins like another stands before it.
+/// All signs; a sign comes before its prefixes.
 const SIGNS: [&str; 20] =
     ["==", "&&", "+=", "*=", "//", "{", "}", "[", "]", "(", ")", ",", ":", "<", "=", "+", "-", "*", "/", "%"];
 
@@ -209,7 +209,7 @@ impl<'a> ProgramParser<'a> {
         Ok(word)
     }
 
-    /// A word of a table.
+    /// Parses a word of a table.
     fn one_of<T: Copy>(&mut self, expected: &'static str, table: &[(T, &'static str)]) -> Parsed<T> {
         match self.peek().and_then(|t| table.iter().find(|(_, w)| t == ProgramToken::Word(w))) {
             Some((value, _)) => {
@@ -235,7 +235,7 @@ impl<'a> ProgramParser<'a> {
         if height > MAX_DEPTH { self.fail(Message::Depth) } else { Ok(height) }
     }
 
-    /// Comma-separated items up to the closing sign.
+    /// Parses comma-separated items up to the closing sign.
     fn items<T>(&mut self, close: &'static str, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
         let mut items = Vec::new();
         if self.take(ProgramToken::Sign(close)) {
@@ -300,7 +300,7 @@ impl<'a> ProgramParser<'a> {
         if self.peek().is_some() { self.expected("the end") } else { Ok(program) }
     }
 
-    /// `m = 32*m.steps + 32 in 16`, behind the keyword.
+    /// Parses `m = 32*m.steps + 32 in 16`, after the keyword.
     fn open_size(&mut self) -> Parsed<OpenSize> {
         let name = self.declared("the name of a size")?.to_owned();
         self.sign("=")?;
@@ -439,7 +439,7 @@ impl<'a> ProgramParser<'a> {
         Ok((buffer, self.items("]", Self::index)?))
     }
 
-    /// An integer with or without a minus.
+    /// Parses an integer with an optional minus.
     fn signed(&mut self) -> Parsed<i64> {
         let negative = self.take(ProgramToken::Sign("-"));
         self.integer(negative)
@@ -457,7 +457,7 @@ impl<'a> ProgramParser<'a> {
         }
     }
 
-    /// Whether the word here is the start of an index rather than a keyword.
+    /// Whether the current word is the start of an index rather than a keyword.
     fn goes_on_as_index(&self) -> bool {
         matches!(self.peek_second(), Some(ProgramToken::Sign("<" | "==" | "+" | "-" | "*" | "//" | "%")))
     }
@@ -488,7 +488,7 @@ impl<'a> ProgramParser<'a> {
         }
     }
 
-    /// A product, negated where asked; the smallest integer can only be written so.
+    /// Parses a product, negated if `negative`, without which the smallest integer could not be parsed.
     fn product(&mut self, mut negative: bool) -> Parsed<Index> {
         let mut product = if matches!(self.peek(), Some(ProgramToken::Integer(_))) {
             Index::from(self.integer(std::mem::take(&mut negative))?)
@@ -548,7 +548,7 @@ impl<'a> ProgramParser<'a> {
         }
     }
 
-    /// An expression with the height of its tree.
+    /// Parses an expression; returns it with the height of its tree.
     fn expr(&mut self) -> Parsed<(Expr, usize)> {
         self.nested(|p| {
             p.chain(&[("+", BinaryOp::Add), ("-", BinaryOp::Sub)], |p| {
@@ -598,7 +598,7 @@ impl<'a> ProgramParser<'a> {
         Ok((Expr::Const(if negative { -value } else { value }), 1))
     }
 
-    /// A load, or an element at a place that is computed where a subscript is `at(value)`.
+    /// Parses a load, or a gather if a subscript is `at(value)`.
     fn element(&mut self) -> Parsed<(Expr, usize)> {
         let buffer = self.buffer()?;
         self.sign("[")?;
@@ -662,7 +662,7 @@ impl<'a> ProgramParser<'a> {
         Ok((expr, self.height(1 + height)?))
     }
 
-    /// A condition with the height of its tree.
+    /// Parses a condition; returns it with the height of its tree.
     fn cond(&mut self) -> Parsed<(Cond, usize)> {
         self.nested(|p| {
             let (mut left, mut height) = p.plain_cond()?;
@@ -714,7 +714,7 @@ impl<'a> ProgramParser<'a> {
     }
 }
 
-/// The start of a long word.
+/// Shortens a long word to its start.
 fn brief(word: &str) -> String {
     match word.char_indices().nth(40) {
         Some((end, _)) => format!("{}…", &word[..end]),
@@ -722,7 +722,7 @@ fn brief(word: &str) -> String {
     }
 }
 
-/// The string between quotes with its escapes resolved.
+/// Returns the string between quotes with its escapes resolved.
 fn unquote(quoted: &str) -> Option<String> {
     let mut out = String::new();
     let mut rest = quoted.strip_prefix('"')?.strip_suffix('"')?;

@@ -1,6 +1,6 @@
 //! Printer of the text format.
 //!
-//! Printing never fails: in a faulty program, an unknown loop prints as `?loop7`, an unknown buffer as
+//! Printing never fails: in an invalid program, an unknown loop prints as `?loop7`, an unknown buffer as
 //! `?buffer7`.
 
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
@@ -42,7 +42,7 @@ fn word_of<T: Copy + PartialEq>(table: &[(T, &'static str)], value: T) -> &'stat
     table.iter().find(|(v, _)| *v == value).map_or("?", |(_, word)| word)
 }
 
-/// The text format.
+/// Formats the program in the text format.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("program \"")?;
@@ -90,7 +90,7 @@ impl<W: Write> Printer<'_, W> {
         write!(self.out, "{:1$}", "", 2 * depth)
     }
 
-    /// `{ … }`, the closing brace at the given depth.
+    /// Prints `{ … }`, with the closing brace at the given depth.
     fn block(&mut self, block: &[Stmt], depth: usize) -> fmt::Result {
         self.out.write_str("{\n")?;
         for stmt in block {
@@ -167,7 +167,7 @@ impl<W: Write> Printer<'_, W> {
         self.out.write_char(']')
     }
 
-    /// Terms that add, the constant, terms that subtract; the constant last where nothing subtracts.
+    /// Prints positive terms, a positive constant, negative terms, then a negative constant.
     fn index(&mut self, index: &Index) -> fmt::Result {
         let constant = index.constant();
         let mut empty = true;
@@ -223,7 +223,7 @@ impl<W: Write> Printer<'_, W> {
         write!(self.out, " {sign} {divisor}{}", if alone { "" } else { ")" })
     }
 
-    /// An expression as an operand of an operator that binds with `strength`.
+    /// Prints an expression as an operand of an operator of precedence `strength`.
     fn expr(&mut self, expr: &Expr, strength: u8) -> fmt::Result {
         match expr {
             Expr::Const(x) if x.is_nan() => self.out.write_str("nan"),

@@ -1,4 +1,4 @@
-//! Helpers of this crate's tests: operators written by hand and random programs.
+//! Helpers of this crate's tests: handwritten operators and random programs.
 #![allow(dead_code)]
 
 use rand_xoshiro::SplitMix64;
@@ -10,7 +10,7 @@ use tilewright_ir::{
     Atom, Buffer, BufferId, Cond, DType, Expr, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt,
 };
 
-/// Random numbers from a seed.
+/// Random number generator with a seed.
 pub struct Random(SplitMix64);
 
 impl Random {
@@ -40,7 +40,7 @@ impl Random {
     }
 }
 
-/// Parses a program that is right.
+/// Parses a valid program.
 #[track_caller]
 pub fn program(text: &str) -> Program {
     parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"))
@@ -82,7 +82,7 @@ pub struct Conv {
     pub pad: i64,
 }
 
-/// Padding as a stage of its own, convolution, bias and relu.
+/// Convolution with padding as a separate stage, bias and relu.
 pub fn conv2d(Conv { c, h, w, k, r, stride, pad }: Conv) -> Program {
     let (hp, wp) = (h + 2 * pad, w + 2 * pad);
     let (p, q) = ((hp - r) / stride + 1, (wp - r) / stride + 1);
@@ -153,7 +153,7 @@ pub fn only(program: &Program, arguments: &[Vec<f64>], outputs: bool) -> Vec<Vec
     with_role.map(|(_, a)| a.clone()).collect()
 }
 
-/// A program of any statements: it prints and parses, but seldom makes sense.
+/// Program of arbitrary statements, which prints and parses but is seldom valid.
 pub fn nonsense(random: &mut Random) -> Program {
     let name = |random: &mut Random, i: usize| {
         let words =
@@ -244,7 +244,7 @@ impl Nonsense<'_> {
         }
     }
 
-    /// Any index that the constructors can make, without overflow.
+    /// Random index from the constructors, without overflow.
     pub fn index(&mut self, depth: usize) -> Index {
         let mut sum = Index::from(self.number());
         for _ in 0..self.random.below(3) {

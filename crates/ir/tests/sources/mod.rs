@@ -9,10 +9,10 @@ use tilewright_ir::{
     BufferId, Cond, DType, Expr, GpuProgram, Index, LoopKind, Program, Role, Step, Stmt, interp, text,
 };
 
-/// A program by its line: a workload, or one of [`SOURCES`].
+/// Program of a line: a workload, or one of [`SOURCES`].
 ///
 /// # Panics
-/// If the line names nothing.
+/// If the line names no program.
 pub fn program(line: &str) -> Program {
     let name = line.split(':').next().unwrap_or(line);
     if OPS.iter().any(|op| op.name == name) {
@@ -30,16 +30,17 @@ pub fn program(line: &str) -> Program {
     program
 }
 
-/// A family of programs.
+/// Family of programs.
 pub struct Source {
     pub name: &'static str,
     pub sizes: &'static [&'static str],
-    /// Whether integers as data give integers, so that no order of operations rounds.
+    /// Whether integer data gives integers in all operations, so that the order of operations does not
+    /// matter.
     pub exact: bool,
     pub make: fn(&[i64], &str) -> Program,
 }
 
-/// Besides operators: several stages, and loops whose order or independence is easily got wrong.
+/// Programs in addition to operators: several stages, and loops whose order or independence is error-prone.
 pub const SOURCES: &[Source] = &[
     Source { name: "matmul_relu", sizes: &["m", "n", "k"], exact: true, make: matmul_relu },
     Source { name: "stencil", sizes: &["h", "w"], exact: true, make: stencil },
@@ -69,12 +70,12 @@ pub fn is_exact(line: &str) -> bool {
     SOURCES.iter().find(|s| line.split(':').next() == Some(s.name)).is_none_or(|s| s.exact)
 }
 
-/// Largest difference allowed between the results of a line's program and those after these steps, see
+/// Largest allowed difference between the results of a line's program and those after these steps, see
 /// [`difference`].
 ///
-/// Data are integers below five, so most programs stay exact. Winograd's tiles of four have weights
-/// of thirds, and transforms that blow up what they round by up to a few hundred: a few thousandths in
-/// f32.
+/// Data are integers below five, so most programs stay exact. Winograd's tiles of four have weights that are
+/// multiples of thirds, and transforms that amplify rounding errors up to a few hundred times, to a few
+/// thousandths in f32.
 pub fn tolerance(line: &str, steps: &[Step]) -> f64 {
     let rounds = steps.iter().any(|s| matches!(s, Step::Winograd { tile: 4, .. }));
     match (rounds, is_exact(line), line.ends_with("dtype=f64")) {
@@ -107,7 +108,7 @@ fn relu(x: Expr) -> Expr {
     Expr::binary(BinaryOp::Max, x, Expr::Const(0.0))
 }
 
-/// Matrix product, bias and relu: a reduction with an epilogue as a stage.
+/// Matrix product, bias and relu: a reduction with an epilogue as a separate stage.
 fn matmul_relu(s: &[i64], dtype: &str) -> Program {
     let [m, n, k] = s else { panic!("three sizes") };
     let mut p = builder(dtype);
@@ -168,7 +169,7 @@ fn parse(text: &str) -> Program {
     text::parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// A window that moves by two.
+/// Window of stride two.
 fn strided(s: &[i64], dtype: &str) -> Program {
     let [n, r] = s else { panic!("two sizes") };
     parse(&format!(
@@ -182,8 +183,7 @@ fn strided(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A convolution of an r × r window: padding where there is any, the sum, bias and relu. Weights
-/// may be constant.
+/// Convolution with an r × r window: optional padding, the sum, bias and relu. Weights may be constant.
 fn conv(s: &[i64], dtype: &str) -> Program {
     let [n, c, h, w, k, r, stride, dilation, pad, constant] = s else { panic!("ten sizes") };
     let (hp, wp, reach) = (h + 2 * pad, w + 2 * pad, dilation * (r - 1) + 1);
@@ -221,7 +221,8 @@ fn conv(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// Two stages without reductions, the first read by both the second and the last, turned round.
+/// Two stages without reductions; the second and the last stage read the first, the last one in reverse
+/// order.
 fn chain(s: &[i64], dtype: &str) -> Program {
     let [m, n] = s else { panic!("two sizes") };
     parse(&format!(
@@ -243,7 +244,7 @@ fn chain(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// Loops whose extents depend on others.
+/// Loops whose extents depend on other loops.
 fn triangular(s: &[i64], dtype: &str) -> Program {
     let [n] = s else { panic!("one size") };
     parse(&format!(
@@ -262,7 +263,7 @@ fn triangular(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// Product of polynomials: a result's element is met by many pairs.
+/// Product of polynomials: many pairs contribute to an element of the result.
 fn scatter(s: &[i64], dtype: &str) -> Program {
     let [m, n] = s else { panic!("two sizes") };
     parse(&format!(
@@ -279,7 +280,7 @@ fn scatter(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A running sum whose every state is kept.
+/// Running sum that stores every intermediate state.
 fn prefix_sum(s: &[i64], dtype: &str) -> Program {
     let [m, k] = s else { panic!("two sizes") };
     parse(&format!(
@@ -298,7 +299,7 @@ fn prefix_sum(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A stencil that reads what it has just written.
+/// Stencil that reads elements just written.
 fn in_place(s: &[i64], dtype: &str) -> Program {
     let [m, n] = s else { panic!("two sizes") };
     parse(&format!(
@@ -315,7 +316,7 @@ fn in_place(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// Elements written several times, the last one counting.
+/// Elements written several times, of which the last write counts.
 fn last_wins(s: &[i64], dtype: &str) -> Program {
     let [m, n] = s else { panic!("two sizes") };
     parse(&format!(
@@ -334,7 +335,7 @@ fn last_wins(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A stage that begins with a nest of its own.
+/// Stage with a separate nest for initialization.
 fn two_writers(s: &[i64], dtype: &str) -> Program {
     let [m, k] = s else { panic!("two sizes") };
     parse(&format!(
@@ -353,7 +354,7 @@ fn two_writers(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A stage whose source is overwritten before, and while, the stage is read.
+/// Stage whose source is overwritten before and while the stage is read.
 fn overwritten(s: &[i64], dtype: &str) -> Program {
     let [n] = s else { panic!("one size") };
     parse(&format!(
@@ -372,7 +373,7 @@ fn overwritten(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A stage that reads itself.
+/// Stage that reads itself.
 fn scan(s: &[i64], dtype: &str) -> Program {
     let [n] = s else { panic!("one size") };
     parse(&format!(
@@ -411,7 +412,7 @@ fn interleaved(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A copy into tiles of four, read through division and remainder.
+/// Copy into tiles of four, read through division and remainder.
 fn packed(s: &[i64], dtype: &str) -> Program {
     let [m, n] = s else { panic!("two sizes") };
     parse(&format!(
@@ -429,10 +430,10 @@ fn packed(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// Runs a program on small integers; `None` where it takes too many iterations or too much memory.
+/// Runs a program on small integers; `None` if it takes too many iterations or too much memory.
 ///
 /// # Panics
-/// If the program has no meaning.
+/// If the program has a fault.
 pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
     if !program.sizes.is_empty() {
         return Some(outputs_at_sizes(program));
@@ -440,14 +441,14 @@ pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
     let mut arguments = whole_arguments(program);
     match interp::run_limited(program, &mut arguments, limit) {
         Ok(()) => {}
-        // Padded layouts of layouts grow to any size.
+        // Nested padded layouts may grow without limit.
         Err(interp::Fault::TooLong { .. } | interp::Fault::TooLarge { .. }) => return None,
         Err(fault) => panic!("{fault}"),
     }
     Some(only_outputs(program, arguments))
 }
 
-/// Runs a program at each value of its open sizes, which go up together.
+/// Runs a program at each value of its open sizes, which increase together.
 fn outputs_at_sizes(program: &Program) -> Vec<Vec<f64>> {
     let n = program.sizes.iter().map(|size| size.n_values).max().unwrap_or(0);
     let run = |i: i64| {
@@ -484,8 +485,8 @@ fn only_outputs(program: &Program, arguments: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     arguments.into_iter().zip(is_output).filter(|(_, o)| *o).map(|(a, _)| a).collect()
 }
 
-/// Describes the first element in which two results differ by more than `tolerance` of the expected value; 0
-/// asks for equality.
+/// Describes the first element in which two results differ by more than `tolerance` times the expected value;
+/// 0 requires equality.
 pub fn difference(got: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Option<String> {
     let pairs = got.iter().flatten().zip(expected.iter().flatten()).enumerate();
     let near = |g: f64, e: f64| g == e || (g - e).abs() <= tolerance * e.abs().max(1.0);
@@ -493,8 +494,8 @@ pub fn difference(got: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Op
     far.next().map(|(at, (g, e))| format!("element {at} of the outputs is {g} instead of {e}"))
 }
 
-/// The program with the iterations of loops that may run in any order reversed, statement by statement where
-/// they are lanes: what independence of iterations promises not to matter.
+/// Reverses the iterations of loops that may run in any order, statement by statement for lanes, which must
+/// not change results if iterations are independent.
 pub fn reversed(program: &Program) -> Program {
     fn block(stmts: &[Stmt]) -> Vec<Stmt> {
         stmts.iter().flat_map(stmt).collect()

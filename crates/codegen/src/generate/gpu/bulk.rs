@@ -1,8 +1,8 @@
-//! Bulk copies of boxes to shared memory by TMA, which one thread begins.
+//! Bulk copies of boxes to shared memory by TMA, which one thread issues.
 //!
-//! A copy is complete once as many bytes have arrived as an mbarrier in shared memory was told to expect.
-//! Each pipeline stage has an mbarrier, and each group of copies uses the next one: its copies add to the
-//! expected bytes, its end is the only arrival, and waiting for the group is waiting for that phase of the
+//! A copy is complete when the number of bytes that an mbarrier in shared memory expects has arrived. Each
+//! pipeline stage has an mbarrier, and each group of copies uses the next one: its copies add to the expected
+//! bytes, its end is the only arrival, and waiting for the group means waiting for that phase of the
 //! mbarrier.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.9.27, "cp.async.bulk.tensor",
@@ -19,7 +19,7 @@ use tilewright_ir::{BufferId, Loop};
 use crate::generate::Generator;
 use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
-/// Nanoseconds that a wait for an mbarrier may take, which is thousands of times as long as a copy takes.
+/// Timeout of a wait for an mbarrier in nanoseconds, thousands of times as long as a copy.
 const LONGEST_WAIT: i64 = 4_000_000_000;
 
 /// Code generation state of a kernel with bulk copies.
@@ -33,23 +33,23 @@ pub struct TmaState {
     pub(in crate::generate) n: i32,
     /// Number of mbarriers of each stage.
     pub(in crate::generate) n_of_stage: i32,
-    /// The variable that counts how often the thread has waited.
+    /// Variable with the number of waits of the thread.
     n_waits: Id,
-    /// Whether the thread is the one that begins copies.
+    /// Whether the thread issues copies.
     is_first: Id,
-    /// The block's part in its cluster, where there is one.
+    /// State of the block in its cluster, if any.
     pub(in crate::generate) cluster: Option<Cluster>,
 }
 
-/// Operands of a TMA instruction that has `n` coordinates behind three others: the list of the coordinates,
-/// and LLVM's constraints, of which the first operand has its own.
+/// Operands of a TMA instruction with `n` coordinates after three other operands: the list of the
+/// coordinates, and LLVM's constraints, with `first` for the first operand.
 pub(super) fn with_coordinates(first: char, n: usize) -> (String, String) {
     let list: Vec<String> = (3..3 + n).map(|at| format!("${at}")).collect();
     (list.join(", "), format!("{first},l,r{},~{{memory}}", ",r".repeat(n)))
 }
 
 impl TmaState {
-    /// The parameter that passes a tensor map.
+    /// Parameter that passes a tensor map.
     pub(super) fn parameter(&self, map: &TensorMap) -> Option<Id> {
         self.maps.iter().find(|(known, _)| known == map).map(|(_, parameter)| *parameter)
     }
@@ -58,9 +58,9 @@ impl TmaState {
 /// Multicast state of a block in a cluster, whose producer warps copy for each other.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Rank of the block, of 32 bits.
+    /// Rank of the block, a 32-bit value.
     rank: Id,
-    /// Buffers of which each block copies half of every box, for all.
+    /// Buffers of which each block copies half of every box, for all blocks.
     shared: Vec<BufferId>,
 }
 
@@ -68,10 +68,10 @@ pub struct Cluster {
 const ALL_BLOCKS: u32 = (1 << cluster::BLOCKS) - 1;
 
 impl Generator<'_> {
-    /// Makes ready what copies of boxes need, with the barriers of `n` pipeline stages from this address on.
-    /// `arrivals`: those that end a phase of each barrier of a stage: of the copies, of the warps of a team
-    /// that have read it and of the threads that have converted it, where there are such; `shared`: the
-    /// buffers that blocks of a cluster fill for each other.
+    /// Prepares box copies, with the mbarriers of `n` pipeline stages from this address on. `arrivals` holds
+    /// the number of arrivals that complete a phase of each mbarrier of a stage: of the copies, of the
+    /// consumer warps of a team, and of the converter threads, if any. `shared` holds the buffers that blocks
+    /// of a cluster fill for each other.
     pub(in crate::generate) fn begin_boxes(
         &mut self,
         kernel: &GpuKernel,
@@ -119,13 +119,13 @@ impl Generator<'_> {
         }
     }
 
-    /// Waits for all threads of the cluster, which then see each other's writes.
+    /// Generates a barrier for all threads of the cluster, which makes their writes visible to each other.
     pub(in crate::generate) fn cluster_barrier(&self) {
         self.effect("barrier.cluster.arrive;", "~{memory}", &[]);
         self.effect("barrier.cluster.wait;", "~{memory}", &[]);
     }
 
-    /// Writes code that runs where a condition holds.
+    /// Generates code that runs if a condition holds.
     pub(in crate::generate) fn only_if(&mut self, cond: Id, write: impl FnOnce(&mut Self)) {
         let [yes, join] = [0; 2].map(|_| self.m.block(self.f.id));
         self.m.cond_br(cond, yes, join);
@@ -139,7 +139,7 @@ impl Generator<'_> {
         self.m.assembly_effect(Assembly { text: text.to_owned(), constraints: constraints.into() }, operands);
     }
 
-    /// An address in shared memory as instructions take it that LLVM has no functions for.
+    /// Address in shared memory in 32 bits, for instructions without an LLVM intrinsic.
     pub(in crate::generate) fn short(&self, pointer: Id) -> Id {
         self.m.truncate(self.m.address(pointer), Type::I32)
     }
@@ -148,23 +148,23 @@ impl Generator<'_> {
         self.f.tma.as_ref().expect("the kernel copies boxes")
     }
 
-    /// The address of the first barrier.
+    /// Address of the first mbarrier.
     pub(in crate::generate) fn barriers(&self) -> Id {
         self.short(self.tma_state().barriers)
     }
 
-    /// The address of the barrier of a place.
+    /// Address of the mbarrier of a pipeline stage.
     pub(in crate::generate) fn barrier_at(&self, place: Id) -> Id {
         self.barrier_from(self.barriers(), place)
     }
 
-    /// The address of the barrier of a place, where the first one has this address.
+    /// Address of the mbarrier of a pipeline stage, given the address of the first one.
     pub(in crate::generate) fn barrier_from(&self, first: Id, place: Id) -> Id {
         let m = &self.m;
         m.binary(SsaOp::AddWrapping, first, m.binary(SsaOp::MulWrapping, place, m.int32(BARRIER_BYTES as i32)))
     }
 
-    /// Begins the copy of the box that a nest copies, where it is one.
+    /// Issues the box copy of a nest; false if the nest is not a box copy.
     pub(in crate::generate) fn box_copy(&mut self, nest: &Loop) -> bool {
         if self.f.tma.is_none() {
             return false;
@@ -189,7 +189,7 @@ impl Generator<'_> {
             to = moved(to, half.first.bytes(self.program));
         }
         coordinates.reverse();
-        // What comes from the other block is as much as goes there.
+        // The other block sends as many bytes as it receives.
         let bytes = self.m.int32(copy.bytes(self.program) as i32);
         let expect = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;";
         self.effect(expect, "r,r,~{memory}", &[barrier, bytes]);
@@ -207,7 +207,7 @@ impl Generator<'_> {
         true
     }
 
-    /// Ends a group of boxes and waits for those before the last ones.
+    /// Ends a group of box copies and waits for all but the last `n` groups.
     pub(in crate::generate) fn wait_for_boxes(&mut self, n: u8) {
         let TmaState { n: n_places, n_waits, is_first, .. } = *self.tma_state();
         let m = &self.m;
@@ -230,13 +230,13 @@ impl Generator<'_> {
         });
     }
 
-    /// Arrives at a barrier.
+    /// Arrives at an mbarrier.
     pub(in crate::generate) fn arrive(&self, barrier: Id) {
         self.effect("mbarrier.arrive.shared::cta.b64 _, [$0];", "r,~{memory}", &[barrier]);
     }
 
-    /// Waits until a phase of a barrier is over, of which this is the last bit. A wait that does not end
-    /// stops the kernel with an error: the device would be lost to its process otherwise.
+    /// Waits for the end of an mbarrier phase with the given parity. A timeout stops the kernel with an
+    /// error, as the process would otherwise lose the device.
     pub(in crate::generate) fn wait_for_phase(&mut self, barrier: Id, phase: Id) {
         let since = self.hoisted(0, |g| g.m.variable(Type::I64, 8));
         self.m.store(self.m.int(0), since, 8);
@@ -263,7 +263,7 @@ impl Generator<'_> {
         self.go_to_end(done);
     }
 
-    /// Whether a buffer is one that copies of boxes fill, and no others.
+    /// Whether only box copies fill a buffer.
     pub(in crate::generate) fn is_for_boxes(&self, buffer: BufferId) -> bool {
         self.f.tma.is_some() && self.program.buffer(buffer).scope.is_tma()
     }

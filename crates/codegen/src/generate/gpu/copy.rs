@@ -1,5 +1,5 @@
-//! Asynchronous copies from a GPU's global to shared memory, which bypass registers and overlap with other
-//! work (`cp.async`).
+//! Asynchronous copies from global to shared memory, which bypass registers and overlap with other work
+//! (`cp.async`).
 
 use tilewright_ir::expr::{Cond, Expr};
 use tilewright_ir::{BufferId, Index, Role, Scope};
@@ -8,11 +8,11 @@ use crate::generate::memory::LaneAddresses;
 use crate::generate::{Generator, plan};
 use crate::ssa::{SsaOp, Type};
 
-/// Bytes that a copy may have.
+/// Valid sizes of a copy in bytes.
 const BYTES: [usize; 3] = [4, 8, 16];
 
 impl Generator<'_> {
-    /// Ends a group of copies and waits for those before the last ones.
+    /// Ends a group of copies and waits for all but the last `n` groups.
     pub(in crate::generate) fn wait(&mut self, n: u8) {
         if self.target.has_async_copies() {
             if self.f.has_copies {
@@ -24,8 +24,8 @@ impl Generator<'_> {
         }
     }
 
-    /// Begins the copy that a store to such memory is, and says whether it is one. Zeros take the places of
-    /// what conditions leave out.
+    /// Issues a store to such memory as an asynchronous copy, and returns whether it is one. Elements
+    /// excluded by conditions become zeros.
     pub(in crate::generate) fn copy(&mut self, buffer: BufferId, index: &[Index], value: &Expr) -> bool {
         let b = self.program.buffer(buffer);
         let in_parts = self.f.matrices.in_parts.contains(&buffer);
@@ -77,7 +77,7 @@ impl Generator<'_> {
         }
         let is_there = match self.m.as_const_bool(all) {
             Some(true) => None,
-            // A zero is stored.
+            // Zeros are stored.
             Some(false) => return false,
             None => Some(all),
         };
@@ -95,10 +95,10 @@ impl Generator<'_> {
     }
 }
 
-/// Conditions that hold, or do not.
+/// Conditions, with their required truth values.
 type KnownConditions<'e> = Vec<(&'e Cond, bool)>;
 
-/// The element that a value is where conditions hold, or do not; else it is zero.
+/// Matches a value that is an element if conditions have the given truth values, and zero otherwise.
 fn element(value: &Expr) -> Option<(BufferId, &[Index], KnownConditions<'_>)> {
     let is_zero = |e: &Expr| matches!(e, Expr::Const(x) if x.to_bits() == 0);
     match value {

@@ -1,8 +1,8 @@
-//! Stores of fragments of a row, which threads next to each other exchange so that each stores 16 bytes.
+//! Stores of fragments of a row, which adjacent threads exchange so that each stores 16 bytes.
 //!
-//! Of each eight columns of a warpgroup's tile a thread has two neighbours, which of halves are 4 bytes:
-//! eight rows of 16 bytes for a warp, half of the least that memory is written in. Four threads of a row that
-//! hold four parts next to each other transpose them, and each stores one of the parts:
+//! Of each eight columns of a warpgroup's tile, a thread has two adjacent ones, 4 bytes for 16-bit types. A
+//! warp would store eight rows of 16 bytes, half of the smallest memory transaction. Four threads of a row
+//! that hold four adjacent parts transpose them, and each stores one of the parts:
 //!
 //! ```text
 //! thread   0  1  2  3        0  1  2  3
@@ -20,18 +20,18 @@ use crate::generate::plan::VectorPiece;
 use crate::generate::{Generator, WrittenLanes};
 use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
-/// Parts that are exchanged, as many as threads.
+/// Number of exchanged parts, equal to the number of threads.
 const PARTS: usize = WARP[0] as usize;
-/// Columns of a part that a thread has.
+/// Number of columns of a part that a thread has.
 const OWN: i64 = COLUMNS / WARP[0];
-/// Bytes of them that are exchanged at once.
+/// Number of bytes exchanged at once.
 const BYTES: u64 = 4;
-/// Bytes that a thread stores.
+/// Number of bytes that a thread stores.
 const STORED: u32 = 16;
 
 impl Generator<'_> {
-    /// Writes the stores of parts of a row that a block begins with, and gives the number of statements; 0
-    /// where there are none that threads may exchange.
+    /// Generates the stores of parts of a row at the beginning of a block with exchanges, and returns their
+    /// number of statements; 0 if there are none.
     pub(in crate::generate) fn exchanged_stores(&mut self, block: &[Stmt]) -> usize {
         let Some([x, _]) = self.f.warp.filter(|_| self.may_exchange() && block.len() >= PARTS) else { return 0 };
         let parts: Option<Vec<_>> = block[..PARTS].iter().map(pair).collect();
@@ -67,7 +67,7 @@ impl Generator<'_> {
         PARTS
     }
 
-    /// Whether the threads of a warp are together, in a kernel of warpgroups.
+    /// Whether the threads of a warp are converged, in a kernel with warpgroups.
     fn may_exchange(&self) -> bool {
         self.target.has_wgmma()
             && self.f.groups.is_some()
@@ -76,13 +76,13 @@ impl Generator<'_> {
             && self.f.lanes.is_none()
     }
 
-    /// The two neighbours that a thread stores of a part, as a number of 32 bits.
+    /// The two adjacent elements of a part that a thread stores, as a 32-bit integer.
     fn pair_of(&mut self, l: &Loop, buffer: BufferId, value: &Expr) -> Id {
         let value = self.two_of(l, buffer, value);
         self.m.bitcast(value, Type::I32)
     }
 
-    /// The two neighbours that a thread stores in a loop over them.
+    /// The two adjacent elements that a thread stores in a loop.
     pub(super) fn two_of(&mut self, l: &Loop, buffer: BufferId, value: &Expr) -> Id {
         let n = OWN as usize;
         self.f.ranges.push(l.var, l.extent.clone());
@@ -95,7 +95,7 @@ impl Generator<'_> {
         value
     }
 
-    /// Exchanges numbers among four threads: that of number `i` gets the `i`-th ones of all.
+    /// Exchanges values among four threads: thread `i` receives the `i`-th values of all.
     fn transposed(&self, mut words: Vec<Id>, number: Id) -> Vec<Id> {
         let m = &self.m;
         for distance in [1, 2] {
@@ -114,7 +114,8 @@ impl Generator<'_> {
     }
 }
 
-/// Loop over two neighbours that are stored, with the buffer, the place and the value.
+/// Matches a loop that stores two adjacent elements; returns it with the buffer, the subscripts and the
+/// value.
 fn pair(stmt: &Stmt) -> Option<(&Loop, BufferId, &[Index], &Expr)> {
     let Stmt::For(l) = stmt else { return None };
     match l.body.as_slice() {

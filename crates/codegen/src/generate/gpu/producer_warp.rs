@@ -1,17 +1,17 @@
 //! Warp-specialized kernels: a producer warp copies boxes, and consumer warpgroups multiply them.
 //!
 //! Each pipeline stage has two mbarriers in shared memory: the full one completes a phase when the copies'
-//! bytes have arrived, the empty one when each consumer warp has arrived behind its products. A thread waits
-//! for the parity of the phase, of which it keeps a bit for each stage. All stages are empty at first. A
-//! stage of f32 in two parts has a third one, which completes a phase when each thread of the converter warps
-//! has written its second parts and arrived: consumers wait for it too.
+//! bytes have arrived, the empty one when each consumer warp has arrived after its products. A thread waits
+//! for the parity of the phase, which it keeps as a bit for each stage. All stages are initially empty. A
+//! stage of f32 in two parts has a third mbarrier, which completes a phase when each thread of the converter
+//! warps has written its second parts and arrived; consumers wait for it, too.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.13.15, "mbarrier"; the structure
-//! is that of CUTLASS's pipelines of producers and consumers. Ours has one producer warp, not four: so
-//! consumer warps have enough registers without reallocation (`setmaxnreg`). Teams that take tiles in turns
-//! are those of its ping-pong kernels. Each follows the phases of the stages that the other one reads,
-//! without waiting for them. A wait knows only whether a phase is odd, so it must not come two phases early:
-//! an mbarrier for each team tells it when the other one has multiplied its tile.
+//! is that of CUTLASS's producer-consumer pipelines. There is one producer warp instead of four, so that
+//! consumer warps have enough registers without reallocation (`setmaxnreg`). Teams that alternate tiles
+//! correspond to CUTLASS's ping-pong kernels. Each team tracks the phases of the stages that the other one
+//! reads, without waiting for them. As a wait tests only the parity of a phase, it must not begin two phases
+//! early: an mbarrier for each team signals that the other team has multiplied its tile.
 
 use tilewright_ir::expr::Cond;
 use tilewright_ir::gpu::tensor::WARP;
@@ -23,22 +23,23 @@ use crate::generate::memory::PART_BYTES;
 use crate::generate::{Generator, plan};
 use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
-/// Work of a thread at the pipeline stages.
+/// Work of a thread on the pipeline stages.
 #[derive(Clone, Copy, PartialEq)]
 enum StageWork {
-    /// Copies to them.
+    /// Copies to the stages.
     Copies,
-    /// Products of what is in them.
+    /// Products of the operands in the stages.
     Multiplies,
-    /// Second parts of what is in them.
+    /// Computation of the second parts of the numbers in the stages.
     Converts,
-    /// None: another team multiplies.
+    /// No work, as another team multiplies.
     Passes,
 }
 
-/// Bytes that the threads of converter warps load together.
+/// Number of bytes that the threads of converter warps load together.
 const CONVERTED_BYTES: i64 = producer_warp::CONVERTER_THREADS * PART_BYTES;
-/// Loads of a converter thread ahead of its stores: their latencies overlap, and it has registers for them.
+/// Number of loads of a converter thread before its stores, so that their latencies overlap, limited by its
+/// registers.
 const LOADS_AHEAD: usize = 8;
 
 /// Role of a thread in a warp-specialized kernel.
@@ -47,32 +48,32 @@ pub struct PipelineRole {
     work: StageWork,
     /// Variable with the mbarrier phases, a bit for each pipeline stage.
     turns: Id,
-    /// Variable with the stage of pending products, or less than zero.
+    /// Variable with the stage of pending products, or a negative value.
     going_on: Id,
-    /// Whether the thread says that its warp has read a stage.
+    /// Whether the thread signals that its warp has read a stage.
     tells: Id,
-    /// Address of the mbarriers of the block that it says so to.
+    /// Address of the mbarriers of the block to which it signals.
     told: Id,
-    /// Team of the thread, where several take turns.
+    /// Team of the thread, if several alternate.
     team: Option<Team>,
 }
 
-/// A consumer team that takes turns with others.
+/// Consumer team that alternates with others.
 #[derive(Clone, Copy)]
 struct Team {
-    /// Number of the thread's team, of 32 bits.
+    /// Index of the thread's team, a 32-bit value.
     number: Id,
-    /// Whether the thread speaks for its warp.
+    /// Whether the thread signals for its warp.
     leads: Id,
     /// Variable with the parity of the team's next turn.
     turn: Id,
-    /// Whether it is the team's turn at the place being written.
+    /// Whether the team has its turn at the insertion point.
     has_turn: bool,
 }
 
 impl Generator<'_> {
-    /// Writes the body of a kernel for each role: for the warp that copies, for warps that convert, where
-    /// there are some, and for the others.
+    /// Generates the body of a kernel for each role: the producer warp, converter warps, if any, and
+    /// consumers.
     pub(in crate::generate) fn warp_specialized_kernel(&mut self, kernel: &GpuKernel) -> Result<(), CompileError> {
         let threads: Vec<LoopId> = kernel.threads.iter().flatten().map(|(var, _)| *var).collect();
         let [x, y, z] = threads[..] else { unreachable!("warps lie along the third axis") };
@@ -109,14 +110,14 @@ impl Generator<'_> {
             self.go_to_end(block);
             let team = if work == StageWork::Multiplies { self.team(is_first) } else { None };
             self.f.pipeline_role = Some(PipelineRole { work, turns, going_on, tells, told, team });
-            // Who copies has the first turn before anybody has read.
+            // The producer's first phase precedes any read.
             self.m.store(self.m.int32(if copies { -1 } else { 0 }), turns, 4);
             self.m.store(self.m.int32(-1), going_on, 4);
             let written = plan::written_buffers(&kernel.body);
             let mut done = Ok(());
             let mut write = |g: &mut Self| done = g.scoped(&written, |g| g.block(&kernel.body));
             if copies {
-                // The kernel's first thread does so in the program.
+                // In the program, the kernel's first thread copies.
                 self.f.known.extend(threads.iter().map(|var| (*var, 0)));
                 self.only_if(is_first, write);
                 self.f.known.retain(|var, _| !threads.contains(var));
@@ -130,14 +131,14 @@ impl Generator<'_> {
         self.go_to_end(end);
         self.f.pipeline_role = None;
         if self.tma_state().cluster.is_some() {
-            // No block ends whose barriers others still arrive at.
+            // No block may end while others still arrive at its mbarriers.
             self.cluster_barrier();
         }
         Ok(())
     }
 
-    /// Writes what the thread is there for of what a block begins with; gives the number of statements, or
-    /// none where that is written as elsewhere.
+    /// Generates the part of the statements at the beginning of a block that belongs to the thread's role;
+    /// returns the number of statements, or 0 if they are generated in the usual way.
     pub(in crate::generate) fn turn(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
         let Some(fed) = self.f.pipeline_role else { return Ok(0) };
         if fed.work == StageWork::Copies {
@@ -187,7 +188,7 @@ impl Generator<'_> {
         Ok(n)
     }
 
-    /// Gives the place back whose products went on, where there are some and a warp feeds the rings.
+    /// Releases the stage of pending products, if there are any and a producer warp fills the stages.
     pub(in crate::generate) fn release_what_went_on(&mut self) {
         let Some(PipelineRole { going_on, tells, .. }) = self.f.pipeline_role else { return };
         let m = &self.m;
@@ -198,7 +199,7 @@ impl Generator<'_> {
         self.tell_empty(place, arrives);
     }
 
-    /// Says that the thread's warp has read a place, where a condition holds, to all who copy there.
+    /// Signals to all producers of a stage that the thread's warp has read it, if a condition holds.
     fn tell_empty(&self, place: Id, cond: Id) {
         let told = self.f.pipeline_role.expect("the thread has turns").told;
         let empty = self.barrier_from(told, self.number_of_empty(place));
@@ -207,20 +208,20 @@ impl Generator<'_> {
         self.effect(&text, "r,b,~{memory}", &[empty, cond]);
     }
 
-    /// Whether warps convert what is in the stages.
+    /// Whether there are converter warps.
     fn has_converters(&self) -> bool {
         !self.f.matrices.in_parts.is_empty()
     }
 
-    /// The address of the barrier that says when a stage has been converted: these follow those that say when
-    /// it is empty.
+    /// Address of the mbarrier for the conversion of a stage; these follow the empty mbarriers.
     fn converted(&self, place: Id) -> Id {
         let first = self.m.int32(2 * self.tma_state().n);
         self.barrier_at(self.m.binary(SsaOp::AddWrapping, first, place))
     }
 
-    /// Writes the second parts of the numbers in a stage, which tensor cores cut off the first ones, and says
-    /// so. Both have the same place in rows that are swizzled alike.
+    /// Generates the computation of the second parts of the numbers in a stage, the remainders of the first
+    /// parts that tensor cores truncate, and the signal of its completion. Both parts have the same position
+    /// in rows with the same swizzle.
     fn second_parts(&mut self, place: Id) {
         let stages = self.m.extend(place, Type::I64, true);
         for buffer in self.f.matrices.in_parts.clone() {
@@ -245,7 +246,7 @@ impl Generator<'_> {
         self.arrive(converted);
     }
 
-    /// The address of the first 16 bytes of a ring that a converter thread converts.
+    /// Address of the first 16 bytes of a buffer that a converter thread converts.
     fn converter_chunk(&mut self, buffer: BufferId) -> Id {
         let [x, y] = self.f.warp.expect("threads were mapped to warps").map(|var| self.f.vars[&var].0);
         let groups = self.f.groups.expect("threads were mapped to groups of warps");
@@ -254,38 +255,40 @@ impl Generator<'_> {
         self.hoisted(0, |g| {
             let m = &g.m;
             let of_warp = m.add(m.mul(y, m.int(WARP[0])), x);
-            // Of neighbouring warps each has another remainder.
+            // Adjacent warps have different remainders.
             let warp = m.binary(SsaOp::UnsignedRem, warp, m.int(producer_warp::CONVERTERS));
             let number = m.add(m.mul(warp, m.int(producer_warp::THREADS)), of_warp);
             m.element(Type::I8, first, m.mul(number, m.int(PART_BYTES)))
         })
     }
 
-    /// Whether what is written is for threads that multiply: for all, unless warps have roles.
+    /// Whether the code being generated is for threads that multiply, which are all threads unless warps have
+    /// roles.
     pub(in crate::generate) fn multiplies(&self) -> bool {
         self.f.pipeline_role.is_none_or(|fed| fed.work == StageWork::Multiplies)
     }
 
-    /// Whether what is written is for one of several consumer teams.
+    /// Whether the code being generated is for one of several consumer teams.
     pub(in crate::generate) fn takes_turns(&self) -> bool {
         self.f.pipeline_role.is_some_and(|fed| fed.team.is_some())
     }
 
-    /// The thread's team, where several take turns. `leads`: whether the thread speaks for its warp.
+    /// Creates the state of the thread's team, if several alternate; `leads` says whether the thread signals
+    /// for its warp.
     fn team(&mut self, leads: Id) -> Option<Team> {
         let warp = self.f.warp_of_block?;
         let n_warps = self.f.groups.expect("warps form groups").n_warps();
         let number = self.hoisted(0, |g| g.m.binary(SsaOp::UnsignedDiv, warp, g.m.int(n_warps)));
         let number = self.m.truncate(number, Type::I32);
         let turn = self.hoisted(0, |g| g.m.variable(Type::I32, 4));
-        // The first team has the first turn before the other one has had any.
+        // The first team has its first turn before the other one.
         self.m.store(self.m.binary(SsaOp::Xor, number, self.m.int32(1)), turn, 4);
         Some(Team { number, leads, turn, has_turn: false })
     }
 
-    /// Writes a block whose products a team computes when it has its turn: the statements from the first to
-    /// the last that have some. Returns whether it is one; a block is none whose products all stand in the
-    /// loop over turns or in a condition.
+    /// Generates a block whose products a team computes in its turn, which covers the statements from the
+    /// first to the last with products. Returns false, without generating the block, if all products are in
+    /// the loop over turns or under a condition.
     pub(in crate::generate) fn block_in_turn(&mut self, block: &[Stmt]) -> Result<bool, CompileError> {
         let Some(role @ PipelineRole { work: StageWork::Multiplies, team: Some(team), .. }) = self.f.pipeline_role
         else {
@@ -315,13 +318,13 @@ impl Generator<'_> {
         Ok(true)
     }
 
-    /// The address of the barrier that gives a team its turn: these follow those of all places.
+    /// Address of the mbarrier for a team's turn; these follow the mbarriers of all stages.
     fn turn_of(&self, team: Id) -> Id {
         let n = self.m.int32(self.tma_state().n_of_stage * self.tma_state().n);
         self.barrier_at(self.m.binary(SsaOp::AddWrapping, n, team))
     }
 
-    /// Has the index of a thread along z be that in its team of the kernel's own threads.
+    /// Replaces the index of a thread along z by its index in its team.
     pub(in crate::generate) fn number_in_team(&mut self, kernel: &GpuKernel) {
         let (z, n_warps) = kernel.threads[2].expect("invariant: warps lie along z");
         let warp = self.f.vars[&z].0;
@@ -330,7 +333,7 @@ impl Generator<'_> {
         self.f.warp_of_block = Some(warp);
     }
 
-    /// Writes a loop whose iterations consumer teams take in turns. A team follows the phases of the stages
+    /// Generates a loop whose iterations consumer teams alternate. A team tracks the phases of the stages
     /// that others read.
     pub(in crate::generate) fn loop_in_turns(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
         let role = self.f.pipeline_role.expect("consumers have a role");
@@ -355,15 +358,14 @@ impl Generator<'_> {
         })
     }
 
-    /// Whether a statement has copies for a warp that does nothing else.
+    /// Whether a statement contains copies for the producer warp.
     fn has_copies(&self, stmt: &Stmt) -> bool {
         let mut has = false;
         stmt.walk(&mut |s| has |= s.own_write().is_some_and(|(buffer, _)| self.is_for_boxes(buffer)));
         has
     }
 
-    /// The address of the barrier that says when a place is empty: these follow those that say when it is
-    /// full.
+    /// Address of the empty mbarrier of a stage; these follow the full mbarriers.
     fn empty(&self, place: Id) -> Id {
         self.barrier_at(self.number_of_empty(place))
     }
@@ -372,7 +374,7 @@ impl Generator<'_> {
         self.m.binary(SsaOp::AddWrapping, place, self.m.int32(self.tma_state().n))
     }
 
-    /// Waits for the thread's next turn with a place; gives its phase.
+    /// Waits for the next phase of a stage; returns the phase.
     fn wait_for_turn(&mut self, place: Id, barrier: Id) -> Id {
         let before = self.next_phase(place);
         let m = &self.m;
@@ -381,7 +383,7 @@ impl Generator<'_> {
         phase
     }
 
-    /// Goes on to a place's next phase; gives the phases of all places before.
+    /// Advances a stage to its next phase; returns the previous phases of all stages.
     fn next_phase(&self, place: Id) -> Id {
         let turns = self.f.pipeline_role.expect("the thread has turns").turns;
         let m = &self.m;
@@ -390,14 +392,14 @@ impl Generator<'_> {
         before
     }
 
-    /// A number of 32 bits.
+    /// Evaluates an index in 32 bits.
     pub(in crate::generate) fn short_int(&mut self, index: &Index) -> Id {
         let value = self.int(&self.resolved(index));
         self.m.truncate(value, Type::I32)
     }
 }
 
-/// Whether a statement has products of warpgroups.
+/// Whether a statement contains warpgroup products.
 fn has_products(stmt: &Stmt) -> bool {
     let mut has = false;
     stmt.walk(&mut |s| has |= producer_warp::is_product(s));

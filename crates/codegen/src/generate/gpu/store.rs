@@ -1,10 +1,10 @@
-//! Bulk stores: a warp writes a box to shared memory, from where TMA copies it to an array.
+//! Bulk stores, in which a warp writes a box to shared memory, from where TMA copies it to an array.
 //!
-//! Each warp has boxes of its own, of 16 rows of 128 bytes, so that no other waits for it. Before it fills
-//! one again it waits until the copy from there has read all of it. Rows are swizzled, as the tensor map
-//! says: the part `n` of 16 bytes of row `r` is at `n ^ r`. Of 16-bit numbers the warp stores four tiles of
-//! 8 × 8 at a time (`stmatrix`). Of f32 each thread stores two neighbours; in odd rows it begins with the
-//! part of eight columns that is two further on, so that half a warp writes to all banks.
+//! Each warp has separate staging boxes of 16 rows of 128 bytes, so that warps do not wait for each other.
+//! Before it refills a box, it waits until the previous copy from the box has read it completely. Rows are
+//! swizzled, as the tensor map says: the 16-byte part `n` of row `r` is at `n ^ r`. For 16-bit numbers, the
+//! warp stores four 8 × 8 tiles at a time (`stmatrix`). For f32, each thread stores two adjacent numbers; in
+//! odd rows, it begins two eight-column parts later, so that half a warp writes to all banks.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.9.27, "cp.async.bulk.tensor",
 //! and 9.7.14.5.16, "stmatrix"; the order of fence, barrier and copy is that of CUTLASS's epilogues.
@@ -20,9 +20,9 @@ use crate::generate::Generator;
 use crate::generate::memory::PART_BYTES;
 use crate::ssa::{Compare, Id, SsaOp, Type};
 
-/// Bits of the parts of a row.
+/// Number of bits of a byte offset in a part of a row.
 const PART_BITS: i64 = PART_BYTES.trailing_zeros() as i64;
-/// Tiles of 8 × 8 numbers that a warp stores at a time.
+/// Number of 8 × 8 tiles that a warp stores at a time.
 const TILES: usize = 4;
 
 /// Staging boxes of a kernel's bulk stores.
@@ -30,21 +30,21 @@ const TILES: usize = 4;
 pub struct Stores {
     /// Address of the first warp's boxes.
     boxes: Id,
-    /// Stores that stand before the place being written, on every path to it.
+    /// Number of stores before the insertion point, on every path to it.
     n: i64,
-    /// Whether there are any.
+    /// Whether there are any bulk stores.
     are_some: bool,
 }
 
 impl Stores {
-    /// Staging boxes at an address.
+    /// Creates the state of staging boxes at an address.
     pub fn new(boxes: Id) -> Stores {
         Stores { boxes, n: 0, are_some: false }
     }
 }
 
 impl Generator<'_> {
-    /// Writes the bulk store that a loop is, and says whether it is one here.
+    /// Generates the bulk store of a loop; returns false if the loop is not one in this kernel.
     pub(in crate::generate) fn box_store(&mut self, l: &Loop) -> bool {
         let (Some(stores), Some(warp), Some(groups)) = (self.f.stores, self.f.warp, self.f.groups) else {
             return false;
@@ -52,7 +52,7 @@ impl Generator<'_> {
         let Ok(store) = BoxStore::of(self.program, l, warp, &self.f.ranges) else { return false };
         let Some(map) = self.tma_state().parameter(&store.map) else { return false };
         let offset = stores.n % SLOTS * BOX_BYTES;
-        // Of what stood before the first one nothing is known, but it was long ago.
+        // Earlier stores are unknown at the first store, but were issued long before.
         let n_reading = match stores.n {
             0 => Some(0),
             n => Some(SLOTS - 1).filter(|_| n >= SLOTS),
@@ -62,7 +62,7 @@ impl Generator<'_> {
         let parts = self.parts_of(l, &store);
         if let Some(n) = n_reading {
             self.effect(&format!("cp.async.bulk.wait_group.read {n};"), "~{memory}", &[]);
-            // Threads that store tiles do so together.
+            // Threads store tiles collectively.
             if is_of_pairs {
                 self.warp_barrier();
             }
@@ -85,27 +85,27 @@ impl Generator<'_> {
         true
     }
 
-    /// Has nothing be known of the boxes that are filled before a place.
+    /// Forgets the stores before the insertion point.
     pub(in crate::generate) fn forget_stores(&mut self) {
         if let Some(stores) = &mut self.f.stores {
             stores.n = 0;
         }
     }
 
-    /// Waits, before the block ends, until all of its boxes have been read.
+    /// Waits until all boxes have been read, before the block ends.
     pub(in crate::generate) fn end_stores(&self) {
         if self.f.stores.is_some_and(|stores| stores.are_some) {
             self.effect("cp.async.bulk.wait_group.read 0;", "~{memory}", &[]);
         }
     }
 
-    /// Waits for the threads of the warp, which then see each other's writes.
+    /// Generates a barrier for the threads of the warp, which makes their writes visible to each other.
     fn warp_barrier(&self) {
         self.effect("bar.warp.sync 0xffffffff;", "~{memory}", &[]);
     }
 
-    /// The numbers that a thread stores, of each part of eight columns those of its first and of its second
-    /// row, as 32 bits each.
+    /// Numbers that a thread stores, as 32-bit values: for each eight-column part, those of its first and of
+    /// its second row.
     fn parts_of(&mut self, l: &Loop, store: &BoxStore) -> Vec<[Vec<Id>; 2]> {
         let n = l.extent.as_const().unwrap_or(0);
         let mut parts = Vec::new();
@@ -117,7 +117,7 @@ impl Generator<'_> {
         parts
     }
 
-    /// The two neighbours that a thread stores, as numbers of 32 bits.
+    /// The two adjacent elements that a thread stores, as 32-bit values.
     fn neighbours_of(&mut self, l: &Loop) -> Vec<Id> {
         let (array, _, value) = stored(l).expect("invariant: a store is in the loop");
         let value = self.two_of(l, array, value);
@@ -127,10 +127,10 @@ impl Generator<'_> {
         }
     }
 
-    /// Fills a box with tiles of 8 × 8 numbers of 16 bits, of which a thread has the address of a row.
+    /// Fills a box with 8 × 8 tiles of 16-bit numbers; each thread provides the address of a row.
     fn fill_by_tiles(&mut self, (first, offset): (Id, i64), [x, y]: [LoopId; 2], parts: &[[Vec<Id>; 2]]) {
         let lane = Index::from(y).scale(WARP[0]).add(&x.into());
-        // Tiles lie along rows first.
+        // Tiles are ordered along rows first.
         let row = lane.modulo(2 * WARP[1]);
         let [row, part] = [row, lane.floor_div(2 * WARP[1])].map(|index| self.short_int(&index));
         let own = self.swizzled(first, row, part);
@@ -149,7 +149,7 @@ impl Generator<'_> {
             [y.into(), two, Index::from(x).modulo(2), Index::from(y).modulo(2)].map(|index| self.short_int(&index));
         let m = &self.m;
         let shifted = |x: Id, bits: i64| m.binary(SsaOp::ShiftLeft, x, m.int32(bits as i32));
-        // Two neighbours are half of 16 bytes; a part of eight columns is two times 16 bytes.
+        // Two adjacent elements are half of a 16-byte part; eight columns are two such parts.
         let own = m.binary(SsaOp::AddWrapping, self.swizzled(first, row, part), shifted(odd_x, PART_BITS - 1));
         let own = m.binary(SsaOp::Xor, own, shifted(odd_y, PART_BITS + 2));
         let is_odd = m.compare(Compare::Greater, odd_y, m.int32(0));
@@ -165,7 +165,7 @@ impl Generator<'_> {
         }
     }
 
-    /// The address of a part of a row in a box, of both of which the numbers are less than twice eight.
+    /// Address of a part of a row in a box, where both indices are less than 16.
     fn swizzled(&self, first: Id, row: Id, part: Id) -> Id {
         let m = &self.m;
         let of_row = m.binary(SsaOp::AddWrapping, first, m.binary(SsaOp::MulWrapping, row, m.int32(ROW_BYTES as i32)));
@@ -173,7 +173,7 @@ impl Generator<'_> {
         m.binary(SsaOp::AddWrapping, of_row, m.binary(SsaOp::ShiftLeft, number, m.int32(PART_BITS as i32)))
     }
 
-    /// Has one thread of the warp begin the copy of its box.
+    /// Issues the copy of a warp's box by one of its threads.
     fn copy_box(&mut self, store: &BoxStore, map: Id, (first, offset): (Id, i64), [x, y]: [LoopId; 2]) {
         let is_zero = |var: LoopId| Cond::Eq(var.into(), 0.into());
         let is_first = self.cond(&is_zero(x).and(is_zero(y)));

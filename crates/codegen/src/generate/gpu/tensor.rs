@@ -1,12 +1,12 @@
-//! Tile products in the tensor cores of NVIDIA's GPUs (`mma.sync`).
+//! Tile products in the tensor cores of NVIDIA GPUs (`mma.sync`).
 //!
-//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8 f32 numbers, or of twice as many steps
-//! of 16-bit numbers, with `x` along the steps of the sum and `y` along rows and columns: the thread `x`, `y`
-//! holds the factors of rows `y` and `y + 8` and of column `y`, of the steps `x` and `x + 4`, or of the pairs
-//! of steps of these numbers. Its sums are those of the program.
+//! A warp's instruction multiplies a tile of 16 × 8 by one of 8 × 8 f32 numbers, or of twice as many steps of
+//! 16-bit numbers, with `x` along the reduction steps and `y` along rows and columns: thread `(x, y)` holds
+//! the factors of rows `y` and `y + 8` and of column `y`, for the steps `x` and `x + 4`, or for the pairs of
+//! steps with these indices. Its sums are those of the program.
 //!
-//! Tiles of a factor that lies in shared memory in rows, of which each 16 bytes belong to four threads, are
-//! loaded by the warp together, in an instruction for all registers (`ldmatrix`).
+//! If a factor in shared memory has rows of which each 16 bytes belong to four threads, the warp loads its
+//! tiles collectively, with one instruction for all registers (`ldmatrix`).
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.14.5.6 and after, "Matrix
 //! Fragments for mma.m16n8k8", and 9.7.14.5.15, "ldmatrix".
@@ -21,19 +21,19 @@ use crate::generate::value::LaneOperand;
 use crate::generate::{Generator, Storage, plan};
 use crate::ssa::{Id, SsaOp, Type};
 
-/// Bits of an f32 number that a tensor core does not look at.
+/// Number of low bits of an f32 number that a tensor core ignores.
 const LOST_BITS: u32 = 13;
 
-/// Operand converted to the numbers that a tensor core multiplies.
+/// Operand converted to numbers that a tensor core multiplies.
 #[derive(Clone, Copy)]
 pub struct FactorParts {
     /// High part, the first 11 bits.
     first: Id,
-    /// Low part, the remainder, where it is wanted.
+    /// Low part, the remainder, if it is needed.
     rest: Option<Id>,
 }
 
-/// Key of a register of some elements: a single element is keyed like any other.
+/// Key of a register of some elements; a single element has the usual key of a load.
 fn register_key(elements: &[Index]) -> LoadKey {
     match elements {
         [at] => (LaneAddresses::Uniform(at.clone()), 0),
@@ -41,22 +41,22 @@ fn register_key(elements: &[Index]) -> LoadKey {
     }
 }
 
-/// Tiles of 8 rows of 16 bytes each, of which each thread of a warp has one register.
+/// Tiles of 8 rows of 16 bytes, of which each thread of a warp has one register.
 struct Tiles {
     buffer: BufferId,
-    /// Position of the row whose address the thread provides, where tiles are loaded together: the threads
-    /// 8·n and after provide those of tile n.
+    /// Position of the row whose address the thread provides for collective loads; threads from 8·n on
+    /// provide those of tile n.
     row: Index,
-    /// Whether elements are neighbours in such rows.
+    /// Whether elements are adjacent in such rows.
     in_rows: bool,
-    /// Whether the rows are the columns of what is multiplied.
+    /// Whether the rows in memory are the columns of the operand.
     transposed: bool,
-    /// The elements of the thread: of each tile those of its register, by position.
+    /// Elements of the thread's register of each tile, by position.
     elements: Vec<Vec<Index>>,
 }
 
 impl Generator<'_> {
-    /// Writes all steps of a loop over a product of tiles.
+    /// Generates all steps of a tile product loop.
     pub(in crate::generate) fn tile_product(&mut self, l: &Loop, how: TensorProduct) -> Result<(), CompileError> {
         let product = TileProduct::of(self.program, l, how).expect("a tensor core's loop is a product of tiles");
         let [x, y] = self.f.warp.expect("threads were mapped to warps");
@@ -78,8 +78,9 @@ impl Generator<'_> {
         });
         let (sums, places) = &product.sums;
         let before: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
-        // What a tensor core adds to a sum is cut to the sum's bits, not rounded, and the errors of many
-        // steps add up: where nearly all bits count it starts from nothing, and the sum is rounded outside.
+        // A tensor core truncates the product to the precision of the sum instead of rounding it, and the
+        // errors of many steps accumulate. In 3xTF32, products therefore start from zero, and the sum is
+        // rounded outside.
         let zero = self.m.zero(Type::F32);
         let mut all = if how == TensorProduct::Tf32x3 { vec![zero; before.len()] } else { before.clone() };
         let rest = |part: &FactorParts| part.rest.expect("both parts are there");
@@ -92,7 +93,7 @@ impl Generator<'_> {
             | TensorProduct::Dot4
             | TensorProduct::Dot2
             | TensorProduct::Tma => &[[&first, &first]],
-            // The smallest first.
+            // Smallest products first.
             TensorProduct::Tf32x3 | TensorProduct::Wgmmax3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
         };
         let kind = self.element_type(*a).kind;
@@ -110,7 +111,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// The tiles of both factors, whose rows and columns lie so.
+    /// Tiles of both factors, given the layout of their rows and columns.
     fn tiles(
         &self,
         product: &TileProduct,
@@ -120,12 +121,12 @@ impl Generator<'_> {
     ) -> [Tiles; 2] {
         let simplify = |index: &Index| self.f.ranges.simplify(index);
         let distance = other_column.sub(&column).as_const().expect("columns are a fixed distance apart");
-        // Column y is that of the thread y / 2, its second one where y is odd.
+        // Column y belongs to thread y / 2, as its second one if y is odd.
         let at_column = |n: &Index| column.substitute(x, &n.floor_div(2)).add(&n.modulo(2).scale(distance));
         let at_row = |n: &Index| row.substitute(y, n);
         let own = Index::from(y);
 
-        // A register has neighbours along the steps, a thread one of each half of the steps.
+        // A register holds adjacent steps; a thread has one register for each half of the steps.
         let half = product.steps / 2;
         let in_register = half / WARP[0];
         let of = |index: &Index, half: i64| -> Vec<Index> {
@@ -136,7 +137,7 @@ impl Generator<'_> {
         let of_a = [0, half].iter().flat_map(|half| [&row, &other_row].map(|row| of(row, *half))).collect();
         let of_b = [0, half].iter().map(|half| of(&of_column, *half)).collect();
 
-        // Of a tile the thread has the address of this row.
+        // Row of a tile whose address the thread provides.
         let n = Index::from(x).add(&own.modulo(2).scale(4));
         let [low, high] = [2, 4].map(|n| own.floor_div(n));
         let low = low.modulo(2);
@@ -160,7 +161,7 @@ impl Generator<'_> {
         [of_rows, of_columns]
     }
 
-    /// Has the threads of a warp load tiles together, where they lie so in shared memory.
+    /// Loads tiles collectively by the threads of a warp, if their layout in shared memory allows it.
     fn load_tiles(&mut self, tiles: &Tiles) {
         const ROW_BYTES: u32 = 16;
         let Tiles { buffer, row, in_rows, transposed, elements } = tiles;
@@ -182,7 +183,7 @@ impl Generator<'_> {
         }
     }
 
-    /// The register that holds some elements.
+    /// Register that holds some elements.
     fn register(&mut self, buffer: BufferId, elements: &[Index]) -> Id {
         if let [at] = elements {
             return self.element_at(buffer, at);
@@ -201,10 +202,10 @@ impl Generator<'_> {
         register
     }
 
-    /// f32 numbers as their first 11 bits, rounded, and what these leave.
+    /// Splits f32 numbers into their first 11 bits, rounded, and the remainders.
     pub(in crate::generate) fn both_parts(&self, numbers: Id) -> [Id; 2] {
-        // Half of the last bit more, then no further bits: the same but for what is no number, which the rest
-        // keeps. Of the rest a tensor core looks at no more than it can use.
+        // Adding half of the last kept bit and clearing the lower bits rounds, except for NaN, which the
+        // remainder preserves. A tensor core ignores the low bits of the remainder.
         let ty = self.m.type_of(numbers);
         let word = |bits: u32| self.m.splat(self.m.int32(bits as i32), ty.lanes);
         let bits = self.m.bitcast(numbers, Type::I32.vector(ty.lanes));
@@ -214,7 +215,7 @@ impl Generator<'_> {
         [first, self.m.binary(SsaOp::FSub, numbers, first)]
     }
 
-    /// Remainders that tensor cores cut off f32 numbers, rounded to the bits that they take of these.
+    /// Remainders of f32 numbers that tensor cores truncate, rounded to the bits that tensor cores use.
     pub(in crate::generate) fn cut_off(&self, numbers: Id) -> Id {
         let ty = self.m.type_of(numbers);
         let bits = self.m.bitcast(numbers, Type::I32.vector(ty.lanes));
@@ -223,7 +224,7 @@ impl Generator<'_> {
         self.rounded_to_tf32(self.m.binary(SsaOp::FSub, numbers, first))
     }
 
-    /// Rounds f32 numbers to the 11 bits of TF32, each lane by itself.
+    /// Rounds f32 numbers to the 11 bits of TF32, lane by lane.
     pub(in crate::generate) fn rounded_to_tf32(&self, numbers: Id) -> Id {
         let ty = self.m.type_of(numbers);
         if ty.lanes == 1 {
@@ -233,7 +234,7 @@ impl Generator<'_> {
         lanes.fold(numbers, |all, lane| self.m.insert(all, self.m.tf32(self.m.extract(numbers, lane)), lane))
     }
 
-    /// A factor as its parts, which are found once for all products.
+    /// Parts of a factor, computed once for all products.
     fn parts(&mut self, factor: Id, how: TensorProduct) -> FactorParts {
         if let Some(parts) = self.f.seen.parts.get(&factor) {
             return *parts;

@@ -1,11 +1,10 @@
-//! Products of warpgroups in the tensor cores of NVIDIA's GPUs from sm_90a on (`wgmma`).
+//! Warpgroup products in the tensor cores of NVIDIA GPUs from sm_90a on (`wgmma`).
 //!
-//! Factors are read from shared memory. An instruction takes a descriptor of each: its address, the distance
-//! between groups of eight rows, and that rows of 128 bytes are swizzled. Where threads load the factor of
-//! rows, it takes four registers instead, which hold what those of `mma.sync` do: the thread `x`, `y` has the
-//! steps `x` and `x + 4` of both of its rows. Products are asynchronous;
-//! the threads wait for those of one place in the program together or, in a loop, for those of the iteration
-//! before.
+//! Operands are read from shared memory. An instruction takes a descriptor of each: its address, the distance
+//! between groups of eight rows, and the 128-byte swizzle. If threads load operand A, it takes four registers
+//! instead, with the layout of `mma.sync`: thread `(x, y)` has the steps `x` and `x + 4` of both of its rows.
+//! Products are asynchronous; the threads wait for consecutive products together or, in a loop, for those of
+//! the previous iteration.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.15.5, "Asynchronous
 //! wgmma.mma_async instructions", and 9.7.15.5.1.2, "Shared Memory Matrix Layout".
@@ -21,34 +20,34 @@ use crate::generate::value::LaneOperand;
 use crate::generate::{Generator, plan};
 use crate::ssa::{Id, SsaOp, Type};
 
-/// Bits of the unit of a matrix descriptor, 16 bytes.
+/// Logarithm of the unit of a matrix descriptor, 16 bytes.
 const UNIT_BITS: i64 = 4;
-/// Bits of an address in shared memory that a matrix descriptor has.
+/// Mask of the bits of a shared memory address that a matrix descriptor contains.
 const OF_BLOCK: i64 = (1 << 18) - 1;
-/// Bit of a matrix descriptor at which the distance between groups of eight rows begins.
+/// First bit of the distance between groups of eight rows in a matrix descriptor.
 const STRIDE_AT: i64 = 32;
-/// Bit of a matrix descriptor at which the distance begins between a step's rows of 128 bytes; in K-major
-/// factors it is ignored, and 1.
+/// First bit of the distance between a step's rows of 128 bytes in a matrix descriptor; ignored for K-major
+/// operands, which have 1.
 const ACROSS_AT: i64 = 16;
-/// Rows of 128 bytes are swizzled.
+/// Flag of the 128-byte swizzle in a matrix descriptor.
 const SWIZZLED: i64 = 1 << 62;
 
-/// The sums of a product: a buffer, and where in it each is.
+/// Sums of a product: a buffer, and the subscripts of each.
 type Sums = (BufferId, Vec<Vec<Index>>);
-/// A product's set, by number, its loop over steps, and its factors.
+/// Index of a product's set, its loop over steps, and its operands.
 type SetAndFactors = (usize, LoopId, WarpgroupFactors);
 
 impl Generator<'_> {
-    /// Writes the products of groups of warps that a block begins with, and the copies that follow, which are
-    /// begun before threads wait for the products; gives the number of statements.
+    /// Generates the warpgroup products at the beginning of a block, and the copies that follow, which are
+    /// issued before threads wait for the products; returns the number of statements.
     pub(in crate::generate) fn group_products(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
         let Some(Stmt::For(Loop { kind: LoopKind::Tensor(how), .. })) = block.first() else { return Ok(0) };
         if !self.target.has_wgmma() || !how.is_of_groups() {
             return Ok(0);
         }
         let (sets, products) = self.sets_of_products(block, *how);
-        // What a tensor core adds to a sum is cut to the sum's bits, not rounded: where nearly all bits count
-        // it starts from nothing, and the sum is rounded outside.
+        // A tensor core truncates the product to the precision of the sum instead of rounding it. In 3xTF32,
+        // products therefore start from zero, and the sum is rounded outside.
         let begins_anew = *how == TensorProduct::Wgmmax3;
         let undefined = self.m.undefined(Type::F32);
         let mut sums: Vec<Vec<Id>> = Vec::new();
@@ -56,11 +55,11 @@ impl Generator<'_> {
             let of = |place: &Vec<Index>| if begins_anew { undefined } else { self.load(*buffer, place).value };
             sums.push(places.iter().map(of).collect());
         }
-        // Registers that products read are written ahead of the fence.
+        // Registers that products read are written before the fence.
         let loaded: Vec<Option<[Id; 4]>> =
             products.iter().map(|(_, steps, factors)| self.loaded_rows(*steps, &factors.rows)).collect();
         self.on_all(&mut sums, |g, sums| g.m.group_fence(sums));
-        // Which parts are multiplied, the smallest first.
+        // Parts to multiply, smallest products first.
         let parts: &[[bool; 2]] =
             if begins_anew { &[[true, false], [false, true], [false, false]] } else { &[[false; 2]] };
         let mut is_begun = vec![!begins_anew; sets.len()];
@@ -99,8 +98,8 @@ impl Generator<'_> {
         Ok(n)
     }
 
-    /// The products of groups of warps that a block begins with, one after the other: the sums of each set,
-    /// and of each product its set and its factors.
+    /// Collects the warpgroup products at the beginning of a block, in order: the sums of each set, and the
+    /// set and operands of each product.
     fn sets_of_products(&mut self, block: &[Stmt], how: TensorProduct) -> (Vec<Sums>, Vec<SetAndFactors>) {
         let (mut sets, mut products): (Vec<Sums>, Vec<SetAndFactors>) = (Vec::new(), Vec::new());
         for stmt in block {
@@ -131,7 +130,7 @@ impl Generator<'_> {
         (sets, products)
     }
 
-    /// Loads the registers of a thread with its two rows' factors of a product's steps, where threads do.
+    /// Loads the factors of a thread's two rows into registers, for a product whose operand A threads load.
     fn loaded_rows(&mut self, steps: LoopId, rows: &RowFactor) -> Option<[Id; 4]> {
         let RowFactor::Loaded(buffer, rows) = rows else { return None };
         let [x, _] = self.f.warp.expect("threads were mapped to warps");
@@ -144,7 +143,7 @@ impl Generator<'_> {
         }))
     }
 
-    /// Sums and sets of the products in a loop that waits for copies first.
+    /// Sums and sets of the products in a loop that begins with a wait for copies.
     fn sets_in(&mut self, l: &Loop) -> (Vec<Sums>, Vec<SetAndFactors>) {
         self.f.ranges.push(l.var, l.extent.clone());
         let found = self.sets_of_products(&l.body[2..], TensorProduct::Wgmma);
@@ -152,10 +151,10 @@ impl Generator<'_> {
         found
     }
 
-    /// Whether the products of an iteration may go on while the next one begins its own: all that the loop
-    /// does is to wait for copies, to multiply, and to begin copies by one thread to places of rings that
-    /// neither this iteration reads nor the one before. (Behind its wait for the copies, and the barrier
-    /// there, all threads have waited for the products of the iteration before that one.)
+    /// Whether the products of an iteration may stay pending while the next iteration issues its own: the
+    /// loop only waits for copies, multiplies, and issues copies, by one thread, to stages that neither this
+    /// iteration nor the previous one reads. (After its wait for the copies, and the barrier there, all
+    /// threads have waited for the products of the iteration before the previous one.)
     pub(in crate::generate) fn may_go_on(&mut self, l: &Loop) -> bool {
         let [Stmt::Wait(_), Stmt::Barrier, body @ ..] = l.body.as_slice() else { return false };
         let is_product =
@@ -164,13 +163,13 @@ impl Generator<'_> {
         if n == 0 || self.f.tma.is_none() || !self.multiplies() {
             return false;
         }
-        // The next iteration loads registers anew that products may still read.
+        // The next iteration overwrites registers that pending products may still read.
         let found = self.sets_in(l).1;
         if found.len() != n || found.iter().any(|(_, _, factors)| factors.are_rows_loaded()) {
             return false;
         }
         let (products, copies) = body.split_at(n);
-        // How far the place of an access is from the iteration's own.
+        // Distance of an access's stage from that of the iteration.
         let ahead = |buffer: BufferId, index: &[Index]| {
             let b = self.program.buffer(buffer);
             let stages = b.shape[0];
@@ -197,7 +196,7 @@ impl Generator<'_> {
         are
     }
 
-    /// Writes such a loop, behind which threads wait for the products of its last iteration.
+    /// Generates such a loop, after which threads wait for the products of its last iteration.
     pub(in crate::generate) fn products_that_go_on(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
         self.f.goes_on = true;
         self.serial_loop(l, extent)?;
@@ -217,7 +216,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Whether a statement only begins copies that are on their way: they go to what no product reads.
+    /// Whether a statement only issues asynchronous copies, whose destinations no pending product reads.
     pub(in crate::generate) fn are_copies(&self, stmt: &Stmt) -> bool {
         let mut are = true;
         stmt.walk(&mut |s| {
@@ -238,7 +237,7 @@ impl Generator<'_> {
         lanes.enumerate().for_each(|(lane, sum)| *sum = self.m.extract(all, lane));
     }
 
-    /// Makes the descriptor of a factor or, for `is_rest`, of its low parts behind it.
+    /// Generates the descriptor of an operand or, for `is_rest`, of its low parts.
     fn description(&mut self, matrix: &SharedMatrix, is_rest: bool) -> Id {
         let b = self.program.buffer(matrix.buffer);
         let bytes = b.dtype.bytes() as i64;
@@ -247,7 +246,7 @@ impl Generator<'_> {
         let first = self.plain_pointer(matrix.buffer, &matrix.first.offset(-matrix.first.constant()));
         let mut address = self.m.address(first);
         if self.f.tma.as_ref().is_some_and(|boxes| boxes.cluster.is_some()) {
-            // Above are bits that tell the blocks of a cluster apart.
+            // Higher bits distinguish the blocks of a cluster.
             address = self.m.binary(SsaOp::And, address, self.m.int(OF_BLOCK));
         }
         let units = self.m.binary(SsaOp::ShiftUnsigned, address, self.m.int(UNIT_BITS));
@@ -257,8 +256,7 @@ impl Generator<'_> {
         self.m.binary(SsaOp::AddWrapping, units, self.m.int(others))
     }
 
-    /// The address of an element of a matrix, whose rows are swizzled: of the parts of row `r` the part `n`
-    /// is in the place of the part `n ^ r`.
+    /// Address of an element of a matrix with swizzled rows: part `n` of row `r` is stored at part `n ^ r`.
     pub(in crate::generate) fn swizzled_pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
         let element = self.element_type(buffer);
         let [row, part] = [ROW_BYTES, PART_BYTES].map(|bytes| bytes / element.kind.bytes() as i64);
@@ -293,7 +291,7 @@ impl Generator<'_> {
         if constant == 0 { base } else { self.m.element(element, base, self.m.int(constant)) }
     }
 
-    /// Whether neighbours that are accessed at once are in one part of a row, where rows are swizzled.
+    /// Whether adjacent elements of one access lie in the same part of a row, if rows are swizzled.
     pub(in crate::generate) fn are_in_part(&self, buffer: BufferId, flat: &Index, n: usize) -> bool {
         let bytes = n * self.element_type(buffer).kind.bytes();
         !self.f.matrices.all.contains(&buffer)

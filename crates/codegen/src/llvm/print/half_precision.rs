@@ -1,8 +1,8 @@
 //! Conversion of 16-bit floating-point numbers to f32 and back.
 //!
-//! GPUs have instructions for it. CPUs hold f16 as 16 bits, and not all of them convert it: elsewhere the
-//! bits are moved and rounded as integers, which is exact and needs no function of a library. Their bf16 are
-//! integers before they come here.
+//! GPUs have conversion instructions. CPUs hold f16 as 16 bits, and not all of them have a conversion
+//! instruction: on others, the bits are moved and rounded as integers, which is exact and needs no library
+//! function. On CPUs, bf16 numbers already are integers here.
 
 use llvm_sys::core::*;
 use llvm_sys::prelude::*;
@@ -13,7 +13,7 @@ use super::{LlvmPrinter, UNNAMED};
 use crate::generate::cpu;
 use crate::ssa::{LaneKind, Type};
 
-/// Bits of an f32 number.
+/// Bits of f32 numbers.
 mod single {
     pub const MAGNITUDE: u32 = 0x7fff_ffff;
     pub const INFINITY: u32 = 0x7f80_0000;
@@ -24,11 +24,11 @@ mod single {
     pub const SMALLEST_NORMAL: u32 = 0x3880_0000;
     /// Difference of the exponents of an f32 number and in f16.
     pub const EXPONENT: u32 = 112 << 23;
-    /// Bits of a fraction that a binary16 lacks.
+    /// Number of fraction bits that binary16 lacks.
     pub const LOST_BITS: u32 = 13;
 }
 
-/// Bits of a binary16.
+/// Bits of binary16 numbers.
 mod half {
     pub const SIGN: u32 = 0x8000;
     pub const MAGNITUDE: u32 = 0x7fff;
@@ -38,7 +38,7 @@ mod half {
 }
 
 impl LlvmPrinter<'_> {
-    /// A floating-point number as one of another type.
+    /// Converts a floating-point number to another type.
     pub(super) fn convert(&self, x: LLVMValueRef, from: Type, to: Type) -> LLVMValueRef {
         let b = self.builder;
         let is_longer = from.kind.bytes() < to.kind.bytes();
@@ -67,7 +67,7 @@ impl LlvmPrinter<'_> {
     }
 }
 
-/// Words of 32 bits, one for each lane.
+/// 32-bit words, one for each lane.
 struct LaneWords<'p> {
     p: &'p LlvmPrinter<'p>,
     lanes: usize,
@@ -132,8 +132,8 @@ impl LaneWords<'_> {
         llvm!(LLVMBuildTrunc(self.p.builder, x, self.ty(self.p.kind(LaneKind::I16)), UNNAMED))
     }
 
-    /// Half of the last bit that is kept, or a little less where that bit is zero. Once it is added, leaving
-    /// away the bits behind rounds to the nearest, halves to even.
+    /// Half of the last kept bit, or slightly less if that bit is zero. After adding it, dropping the lower
+    /// bits rounds to nearest, ties to even.
     fn rounding(&self, x: LLVMValueRef, lost_bits: u32) -> LLVMValueRef {
         let odd = self.and(self.down(x, lost_bits), 1);
         self.add(odd, self.number((1 << (lost_bits - 1)) - 1))
@@ -143,11 +143,11 @@ impl LaneWords<'_> {
         let x = self.words(x);
         let magnitude = self.and(x, half::MAGNITUDE);
         let normal = self.add(self.up(magnitude, single::LOST_BITS), self.number(single::EXPONENT));
-        // Twice as much for what is infinite or none.
+        // Twice the difference for infinity and NaN.
         let special = self.add(normal, self.number(single::EXPONENT));
         let is_special = self.is_above(magnitude, half::INFINITY - 1);
         let all = self.select(is_special, special, normal);
-        // What is smaller is a multiple of the smallest.
+        // Smaller numbers are multiples of the smallest one.
         let small = llvm!(LLVMBuildSIToFP(self.p.builder, magnitude, self.ty(self.p.kind(LaneKind::F32)), UNNAMED));
         let smallest = self.cast(self.number(single::SMALLEST), LaneKind::F32);
         let small = self.cast(self.binary(LLVMOpcode::LLVMFMul, small, smallest), LaneKind::I32);
@@ -163,7 +163,7 @@ impl LaneWords<'_> {
         let normal = self.down(self.sub(rounded, single::EXPONENT), single::LOST_BITS);
         let is_beyond = self.is_above(normal, half::INFINITY);
         let normal = self.select(is_beyond, self.number(half::INFINITY), normal);
-        // Beside one half, the last bit is worth as much as the smallest.
+        // Added to one half, the last bit has the value of the smallest number.
         let one_half = self.cast(self.number(single::HALF), LaneKind::F32);
         let small = self.binary(LLVMOpcode::LLVMFAdd, self.cast(magnitude, LaneKind::F32), one_half);
         let small = self.sub(self.cast(small, LaneKind::I32), single::HALF);

@@ -6,7 +6,7 @@ use super::super::opcodes::{AND, COMPARE, ORDERED, Opcode, SHIFT_LEFT, SHIFT_RIG
 use super::{Selector, width};
 use crate::ssa::{self, Compare, Id, LaneKind, SsaOp as Ssa, Type};
 
-/// The condition that holds after a comparison of integers where a relation does.
+/// Condition code of a relation after an integer comparison.
 pub(super) fn condition(how: Compare) -> ConditionCode {
     match how {
         Compare::Equal => ConditionCode::Equal,
@@ -48,7 +48,7 @@ impl Selector<'_> {
                 };
                 self.emit(plain(MachineOp::Address, &[]).with(memory, false));
             }
-            // The low bits of results are those of the low bits of operands.
+            // The low bits of results depend only on the low bits of operands.
             Ssa::Add
             | Ssa::Sub
             | Ssa::And
@@ -159,11 +159,11 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Bytes of the integers that an instruction on all of their bits works on; what is above them in
-    /// registers may be anything.
+    /// Operation size in bytes of an instruction that depends on all bits of an integer; higher bits in
+    /// registers are undefined.
     pub(super) fn compared_bytes(&self, id: Id) -> Result<usize, String> {
         match self.ty(id).kind {
-            // Zeros are above it.
+            // The higher bits are zero.
             LaneKind::I1 | LaneKind::I64 => Ok(8),
             LaneKind::I32 => Ok(4),
             _ => Err("arithmetic of bytes".into()),
@@ -196,8 +196,8 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Converts a number to an integer. The machine's conversion gives the least integer for NaN and for what
-    /// is out of range.
+    /// Converts a floating-point number to an integer. The machine's conversion returns the smallest integer
+    /// for NaN and out of range.
     fn cut_off_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let of = self.ty(inst.operands[0]);
         let (wide, long) = (of.kind == LaneKind::F64, ty.kind == LaneKind::I64);
@@ -212,7 +212,7 @@ impl Selector<'_> {
         }
         x = self.number_or_zero(x, of);
         let least = self.emit_new(op, Class::Integer, &[x], 16);
-        // The greatest integer is the complement of the least one.
+        // The largest integer is the complement of the smallest one.
         let beyond = if long { 2f64.powi(63) } else { 2f64.powi(31) };
         let below = if wide { beyond.next_down().to_bits() } else { u64::from((beyond as f32).next_down().to_bits()) };
         let below = self.constant_register(&[below], of.kind);
@@ -224,7 +224,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Numbers, with zeros in place of NaN.
+    /// Replaces NaN by zero.
     fn number_or_zero(&mut self, x: Reg, ty: Type) -> Reg {
         let (w, compare) = (width(ty), packed(COMPARE, ty.kind));
         if self.has_masks {
@@ -237,7 +237,7 @@ impl Selector<'_> {
         self.emit_new(MachineOp::Binary(AND), Class::Vector, &[is_number, x], w)
     }
 
-    /// Sets the flags by a comparison that is not folded.
+    /// Sets the flags with a comparison that is not folded.
     pub(super) fn comparison(&mut self, inst: &ssa::Instruction) -> Result<ConditionCode, String> {
         let (a, b) = (inst.operands[0], inst.operands[1]);
         let of = self.ty(a);

@@ -1,4 +1,4 @@
-//! Integers in the lanes of vectors: arithmetic, comparisons, widths, dot products.
+//! Vectors of integers: arithmetic, comparisons, conversions of width, dot products.
 
 use super::super::inst::{Class, Inst, MachineOp, Reg};
 use super::super::opcodes::*;
@@ -6,7 +6,7 @@ use super::{Selector, width};
 use crate::ssa::{self, Compare, Id, LaneKind, SsaOp as Ssa, Type};
 
 impl Selector<'_> {
-    /// Writes the arithmetic of a vector's lanes.
+    /// Emits the arithmetic of a vector's lanes.
     pub(super) fn lanes_of_integers_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let (a, b) = (inst.operands[0], inst.operands[1]);
         let wide = match ty.kind {
@@ -46,7 +46,7 @@ impl Selector<'_> {
             _ if ty.kind != LaneKind::I64 => (op, SHIFT_SIGNED),
             _ if self.has_masks => (SHIFT_LONG_SIGNED, SHIFT_SIGNED),
             _ => {
-                // The sign is where zeros are shifted in behind.
+                // The sign bit after the logical shift.
                 let sign = self.splat_constant(1 << (63 - by), ty);
                 let shifted = self.emit_new(MachineOp::Shift(op, SHIFT_RIGHT, by), Class::Vector, &[x], w);
                 let turned = self.emit_new(MachineOp::Binary(XOR), Class::Vector, &[shifted, sign], w);
@@ -58,7 +58,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Writes lanes that are shifted each by its own number of bits.
+    /// Emits a shift of each lane by a separate number of bits.
     fn shift_by_lanes_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let wide = ty.kind == LaneKind::I64;
         let number = match inst.op {
@@ -73,7 +73,7 @@ impl Selector<'_> {
         self.binary_into(d, MachineOp::Binary(op), inst.operands[0], inst.operands[1], false, ty)
     }
 
-    /// Products of 64 bits made of those of their halves.
+    /// Emits 64-bit products computed from those of their halves.
     fn long_product_into(&mut self, d: Reg, a: Id, b: Id, ty: Type) -> Result<(), String> {
         let w = width(ty);
         let (a, b) = (self.reg(a)?, self.reg(b)?);
@@ -90,7 +90,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Writes a comparison of lanes, as a mask register or, without such, as lanes of 32 bits.
+    /// Emits a comparison of lanes, with a mask register or, without these, 32-bit lanes as the result.
     pub(super) fn compare_into(&mut self, d: Reg, how: Compare, [a, b]: [Id; 2]) -> Result<(), String> {
         let of = self.ty(a);
         let (wide, w) = (of.kind == LaneKind::I64, width(of));
@@ -122,7 +122,7 @@ impl Selector<'_> {
         self.mask_into(d, of, MachineOp::Binary(XOR), [equal, all])
     }
 
-    /// Writes an operation on lanes that gives a mask.
+    /// Emits a lane operation whose result is a mask.
     pub(super) fn mask_into(&mut self, d: Reg, of: Type, op: MachineOp, operands: [Reg; 2]) -> Result<(), String> {
         let w = width(of);
         if self.has_masks || of.kind.bytes() == 4 {
@@ -133,7 +133,7 @@ impl Selector<'_> {
         self.narrow_into(d, long, Type { kind: LaneKind::I64, ..of }, LaneKind::I32)
     }
 
-    /// Writes integers in longer lanes.
+    /// Emits an extension of integers to wider lanes.
     pub(super) fn widen_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let (x, w) = (inst.operands[0], width(ty));
         let of = self.ty(x);
@@ -141,7 +141,7 @@ impl Selector<'_> {
             return Err("truth values as integers".into());
         }
         let op = MachineOp::Unary(widen(of.kind.bytes(), ty.kind.bytes(), inst.op == Ssa::ExtendSigned));
-        // Of memory it reads as many bytes as the lanes have.
+        // With a memory operand, it reads exactly the bytes of the lanes.
         let folded = if ty.bytes() >= 16 { self.folded_part(x) } else { None };
         let inst = match folded {
             Some(operand) => Inst { operand: Some(operand), ..Inst::new(op, d, &[], w) },
@@ -154,7 +154,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Writes the low bits of integers in shorter lanes.
+    /// Emits a truncation of integers to narrower lanes.
     pub(super) fn narrow_into(&mut self, d: Reg, x: Reg, from: Type, to: LaneKind) -> Result<(), String> {
         let w = width(from);
         if self.has_masks {
@@ -191,7 +191,7 @@ impl Selector<'_> {
         }
     }
 
-    /// Writes numbers as integers that hold them, towards zero.
+    /// Emits a truncation of floating-point numbers in range to integers.
     pub(super) fn whole_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
         let of = self.ty(x);
         let op = match (of.kind, ty.kind) {
@@ -206,8 +206,8 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Writes sums with dot products of four bytes a lane. Of bytes of both kinds the instruction takes those
-    /// with a sign second, which memory may stand for.
+    /// Emits sums with dot products of four bytes per lane. For mixed signedness, the instruction takes the
+    /// signed operand second, which may be in memory.
     pub(super) fn dot_into(
         &mut self,
         d: Reg,
@@ -218,7 +218,7 @@ impl Selector<'_> {
         let [sums, mut a, mut b] = [inst.operands[0], inst.operands[1], inst.operands[2]];
         let op = match signed {
             [false, true] | [true, false] => dot(self.has_avx512_dot),
-            // The instruction reaches 16 registers.
+            // The instruction can address only 16 registers.
             _ if self.has_masks => return Err("bytes of one sign".into()),
             [signed, _] => dot_alike(signed),
         };
@@ -228,7 +228,7 @@ impl Selector<'_> {
         self.dot_with(d, op, [sums, a, b], signed[0] == signed[1], ty)
     }
 
-    /// Writes sums with products of two factors, the second of which memory may stand for.
+    /// Emits sums with products of two factors, the second of which may be in memory.
     pub(super) fn dot_with(
         &mut self,
         d: Reg,

@@ -41,7 +41,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Numbers of lanes as a register for a permutation.
+    /// Register with lane indices for a permutation.
     pub(super) fn lanes(&mut self, picks: &[i32], bytes: usize, kind: LaneKind) -> Reg {
         let kind = if kind.bytes() == 8 { LaneKind::I64 } else { LaneKind::I32 };
         let n = bytes / kind.bytes();
@@ -101,7 +101,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// The upper half of a mask, or two halves as one.
+    /// Emits the upper half of a mask, or the concatenation of two halves.
     fn shuffle_masks_into(&mut self, d: Reg, a: Id, b: Id, mask: &[i32], n: usize) -> Result<(), String> {
         let are_in_order = mask.windows(2).all(|pair| pair[0] + 1 == pair[1]);
         match (mask[0], n, mask.len()) {
@@ -118,7 +118,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Lanes of one register.
+    /// Emits a permutation of the lanes of one register.
     pub(super) fn permute_into(
         &mut self,
         d: Reg,
@@ -154,7 +154,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// A vector made lane by lane.
+    /// Emits a vector built lane by lane.
     pub(super) fn insert_into(&mut self, d: Reg, id: Id, ty: Type) -> Result<(), String> {
         let mut lanes: Vec<Option<Id>> = vec![None; ty.lanes];
         let mut at = id;
@@ -191,7 +191,7 @@ impl Selector<'_> {
             let set: Vec<(usize, Id)> = lanes.iter().enumerate().filter_map(|(lane, x)| x.map(|x| (lane, x))).collect();
             let last = set.len() - 1;
             for (number, (lane, x)) in set.into_iter().enumerate() {
-                // The first lane of a scalar's register is the scalar.
+                // A scalar is the first lane of its register.
                 let filled = match lane {
                     0 if class_of(self.ty(x)) == Class::Vector => self.reg(x)?,
                     _ => {
@@ -237,7 +237,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Sixteen bytes of scalars.
+    /// Builds 16 bytes from scalars.
     pub(super) fn quad(&mut self, lanes: &[Option<Id>], kind: LaneKind) -> Result<Reg, String> {
         let is_integer = !matches!(kind, LaneKind::F32 | LaneKind::F64);
         let mut whole = match lanes[0] {
@@ -268,7 +268,7 @@ impl Selector<'_> {
         Ok(whole)
     }
 
-    /// A vector of 16 bytes with a lane replaced by an integer.
+    /// Replaces a lane of a 16-byte vector by an integer.
     fn insert_integer(&mut self, whole: Reg, x: Id, lane: usize, kind: LaneKind) -> Result<Reg, String> {
         let operand = self.folded_operand(x);
         let x = if operand.is_some() { NONE } else { self.reg(x)? };
@@ -278,7 +278,7 @@ impl Selector<'_> {
         Ok(d)
     }
 
-    /// Numbers of bytes as a register for a permutation of lanes, within 16 bytes each.
+    /// Register with byte indices for a permutation of lanes within each 16 bytes.
     fn byte_numbers(&mut self, picks: &[i32], w: usize, kind: LaneKind) -> Result<Reg, String> {
         let size = kind.bytes();
         let mut bytes = vec![0x80u64; w];
@@ -292,7 +292,8 @@ impl Selector<'_> {
         Ok(self.constant_register(&bytes, LaneKind::I8))
     }
 
-    /// Writes the upper of two halves of 16 bytes, or two as one; says whether it is one of these.
+    /// Emits the upper half of 16 bytes, or the concatenation of two halves; returns whether the shuffle is
+    /// one of these.
     fn short_halves_into(&mut self, d: Reg, a: Id, b: Id, mask: &[i32], from: Type, ty: Type) -> Result<bool, String> {
         let are_in_order = mask.windows(2).all(|pair| pair[0] + 1 == pair[1]);
         match (from.bytes(), ty.bytes(), mask[0]) {
@@ -309,7 +310,7 @@ impl Selector<'_> {
         Ok(true)
     }
 
-    /// Bytes or 16-bit integers of two vectors.
+    /// Emits a shuffle of bytes or 16-bit integers of two vectors.
     fn shuffle_short_into(
         &mut self,
         d: Reg,
@@ -364,7 +365,7 @@ impl Selector<'_> {
         match (lane, ty.kind) {
             (_, LaneKind::I8 | LaneKind::I16 | LaneKind::F16 | LaneKind::I32 | LaneKind::I64) => {
                 let op = MachineOp::ExtractInteger(ty.kind.bytes(), lane as u8);
-                // A lane of a mask may have all its bits set.
+                // A mask lane may have all bits set.
                 if to.kind == LaneKind::I1 {
                     let all = self.emit_new(op, Class::Integer, &[quad], 16);
                     self.emit(Inst::new(MachineOp::IntegerConstant(4, 1), d, &[all], 8));
@@ -382,7 +383,7 @@ impl Selector<'_> {
     }
 }
 
-/// The instruction that fills a vector.
+/// Instruction that broadcasts a lane to a vector.
 pub fn broadcast(kind: LaneKind, width: usize) -> Opcode {
     match (kind, width) {
         (LaneKind::F32, _) => BROADCAST_SINGLE,

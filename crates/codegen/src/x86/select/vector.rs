@@ -7,7 +7,7 @@ use super::{Selector, class_of, width};
 use crate::ssa::{self, Id, LaneKind, RoundingDirection, SsaOp as Ssa, Type};
 
 impl Selector<'_> {
-    /// Writes what gives a value.
+    /// Emits the instructions that compute a value.
     pub(super) fn value_into(&mut self, d: Reg, id: Id, inst: &ssa::Instruction) -> Result<(), String> {
         let ty = self.ty(id);
         let operand = |at: usize| inst.operands[at];
@@ -81,7 +81,7 @@ impl Selector<'_> {
             Ssa::Sqrt => {
                 let x = self.reg(operand(0))?;
                 let op = arithmetic(SQUARE_ROOT, ty);
-                // The scalar one has an operand for the other lanes.
+                // The scalar instruction has an additional operand for the other lanes.
                 let inst = if ty.lanes == 1 {
                     Inst::new(MachineOp::Binary(op), d, &[x, x], w)
                 } else {
@@ -90,7 +90,7 @@ impl Selector<'_> {
                 self.emit(inst);
             }
             Ssa::Round(how) => {
-                // Bit 3 keeps exceptions back.
+                // Bit 3 suppresses exceptions.
                 let how = 8 + match how {
                     RoundingDirection::Nearest => 0,
                     RoundingDirection::Down => 1,
@@ -181,7 +181,7 @@ impl Selector<'_> {
             }
             Ssa::Dot4BySums => {
                 let (sums, unsigned) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                // Memory is not broadcast to lanes of fewer than 32 bits.
+                // Memory operands cannot be broadcast to lanes narrower than 32 bits.
                 let signed = self.folded_operand(operand(2)).filter(|signed| !signed.broadcast);
                 let pairs = match signed {
                     Some(signed) => {
@@ -269,8 +269,8 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// The machine's minimum gives its second operand where one is NaN: right where that one is, or the first
-    /// is a number.
+    /// Emits a minimum or maximum. The machine's instruction returns the second operand if either is NaN,
+    /// which is correct if the second is NaN or the first is known not to be.
     pub(super) fn extremum_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let op = MachineOp::Binary(arithmetic(if inst.op == Ssa::FMin { MINIMUM } else { MAXIMUM }, ty));
         let (a, b) = (inst.operands[0], inst.operands[1]);
@@ -292,7 +292,7 @@ impl Selector<'_> {
             let none = self.emit_new(MachineOp::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
             self.emit(Inst::new(MachineOp::Blend(ty.kind.bytes()), d, &[none, least, a], w));
         } else {
-            // A lane of ones is NaN.
+            // A lane with all bits set is NaN.
             let none = self.emit_new(
                 MachineOp::BinaryImmediate(packed(COMPARE, ty.kind), UNORDERED),
                 Class::Vector,
@@ -320,7 +320,7 @@ impl Selector<'_> {
         let [wide, negate_product, negate_addend] = [ty.kind == LaneKind::F64, negated[0] ^ negated[1], negated[2]];
         let op = |addend| MachineOp::Fma { wide, negate_product, negate_addend, addend };
         let w = width(ty);
-        // A scalar's operation has its own width.
+        // A scalar operation has the width of the scalar.
         let bytes = if ty.lanes == 1 { ty.bytes() } else { w };
         let mut folded = self.folded_operand(b);
         if folded.is_none() {
@@ -343,7 +343,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Writes f16 numbers as f32.
+    /// Emits a conversion of f16 numbers to f32.
     fn half_as_single_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
         if ty.kind != LaneKind::F32 {
             return Err("f16 numbers as f64".into());
@@ -355,7 +355,7 @@ impl Selector<'_> {
             self.emit(Inst::new(op, d, &[half], 16));
             return Ok(());
         }
-        // Of memory it reads as many bytes as the lanes have.
+        // With a memory operand, it reads exactly the bytes of the lanes.
         let folded = if ty.bytes() >= 16 { self.folded_part(x) } else { None };
         let inst = match folded {
             Some(operand) => Inst { operand: Some(operand), ..Inst::new(op, d, &[], width(ty)) },
@@ -368,7 +368,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Writes the nearest f16 numbers, of two as near the even one, to a register for vectors.
+    /// Emits a conversion to f16, to nearest, ties to even, in a vector register.
     pub(super) fn half_into(&mut self, d: Reg, x: Id) -> Result<(), String> {
         let from = self.ty(x);
         if from.kind != LaneKind::F32 {

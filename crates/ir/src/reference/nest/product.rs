@@ -1,13 +1,13 @@
 //! Sums of products, evaluated by blocks of rows and columns.
 //!
-//! Whatever the axes are, the place of a factor is a part for the row or the column plus one for the
-//! iteration of the reduction. Copied by tables of these parts, a contraction over any axes is a product of
-//! matrices, and so is a convolution: of its weights and of what they meet.
+//! For any axes, the position in a factor is a part for the row or column plus a part for the iteration of
+//! the reduction. With copies by tables of these parts, a contraction over any axes is a matrix product, and
+//! so is a convolution: the product of its weights and the input elements that they multiply.
 //!
 //! # Source
 //! Blocks and panels: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008.
-//! Tables of places: Matthews, "High-performance tensor contraction without transposition", SISC 2018; with
-//! us nothing but the copies knows of them.
+//! Tables of positions: Matthews, "High-performance tensor contraction without transposition", SISC 2018;
+//! here, only the copies use them.
 
 use super::{Flat, Load, ParallelNest, ReducedLoops};
 use crate::interp::Fault;
@@ -17,20 +17,20 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most rows, columns and iterations of the reduction in a block: a copied block of rows stays in a core's
-/// second cache, a panel of columns near its first. Whole panels of either width.
+/// Maximum rows, columns and reduction iterations of a block: a copied block of rows stays in a core's L2
+/// cache, a panel of columns in or near L1. All are multiples of both panel widths.
 const MOST_ROWS: usize = 256;
 const MOST_COLUMNS: usize = 480;
 const MOST_DEPTH: usize = 256;
 
-/// The widest panel of columns.
+/// Width of the widest panel of columns.
 const WIDEST: usize = 24;
 
-/// Fewer rows or columns are not worth the copies.
+/// Minimum number of rows or columns that is worth the copies.
 const LEAST_ROWS: usize = 4;
 const LEAST_COLUMNS: usize = 8;
 
-/// A row or a column.
+/// Row or column.
 #[derive(Clone, Copy)]
 struct FactorLine {
     /// Contribution to the position in the result.
@@ -39,14 +39,14 @@ struct FactorLine {
     from: i64,
 }
 
-/// Columns for which the same iterations of the reduction count: at the others a factor is zero.
+/// Columns with the same relevant iterations of the reduction; in the others, a factor is zero.
 struct ColumnGroup {
     columns: Vec<FactorLine>,
-    /// Iterations of the reduction: contributions to the positions in both factors.
+    /// Contributions of the reduction iterations to the positions in both factors.
     depth: Vec<[i64; 2]>,
 }
 
-/// Whether a nest is a sum of products of matrices that are worth the copies, with whatever values.
+/// Whether a nest is a matrix product large enough to be worth the copies, regardless of values.
 pub(super) fn pays(nest: &ParallelNest<'_>) -> bool {
     let Some((scalar, vector)) = &nest.product else { return false };
     let [rows, columns, _] = sides(nest, scalar, vector);
@@ -54,7 +54,7 @@ pub(super) fn pays(nest: &ParallelNest<'_>) -> bool {
     less >= LEAST_ROWS && more >= LEAST_COLUMNS
 }
 
-/// The axes of the result that are of one factor alone, of the other alone, and of both.
+/// Axes of the result that occur in one factor only, in the other only, and in both.
 fn sides(nest: &ParallelNest<'_>, one: &Load, other: &Load) -> [Vec<usize>; 3] {
     let parallel = nest.outer.iter().chain([&nest.across, &nest.row]).copied();
     let mut sides = [const { Vec::new() }; 3];
@@ -69,18 +69,18 @@ fn sides(nest: &ParallelNest<'_>, one: &Load, other: &Load) -> [Vec<usize>; 3] {
     sides
 }
 
-/// A sum of products as products of matrices, one for each combination of the axes that are of both factors.
+/// Sum of products as matrix products, one for each combination of the axes common to both factors.
 pub(super) struct Product<'a> {
     /// Elements of rows and of columns.
     factors: [Cow<'a, [f64]>; 2],
-    /// Start of each product: in the result, the rows, the columns.
+    /// Start of each product in the result, the rows and the columns.
     starts: Vec<[i64; 3]>,
     rows: Vec<FactorLine>,
     groups: Vec<ColumnGroup>,
 }
 
 impl<'a> Product<'a> {
-    /// The nest as products of matrices, where that pays.
+    /// Converts the nest to matrix products, if that is faster.
     pub(super) fn of(nest: &ParallelNest<'_>, memory: &'a [Vec<f64>]) -> Option<Product<'a>> {
         let (scalar, vector) = nest.product.as_ref()?;
         if !matches!(nest.reduce, Some(ReducedLoops { afresh: true, .. })) {
@@ -123,7 +123,7 @@ impl<'a> Product<'a> {
         })
     }
 
-    /// Carries it out.
+    /// Computes the products.
     pub(super) fn run(&self, to: &[AtomicU64], n_threads: usize, work: &EvaluationProgress) -> Result<(), Fault> {
         let (mut n_rows, mut n_columns) = (MOST_ROWS, MOST_COLUMNS);
         let n_blocks = |group: &ColumnGroup, n_rows, n_columns| {
@@ -132,11 +132,11 @@ impl<'a> Product<'a> {
         let n_tasks = |n_rows, n_columns| {
             self.starts.len() * self.groups.iter().map(|group| n_blocks(group, n_rows, n_columns)).sum::<usize>()
         };
-        // Enough that no thread waits long for the last one, and none so small that it is mostly copies.
+        // Enough tasks that no thread waits long for the last one, but none so small that copies dominate.
         while n_threads > 1 && n_tasks(n_rows, n_columns) < 4 * n_threads && n_columns > MOST_COLUMNS / 4 {
             (n_rows, n_columns) = (n_rows / 2, n_columns / 2);
         }
-        // Where the tasks of each group begin, for each of the starts.
+        // First task of each group, for each of the starts.
         let mut n_before = 0;
         let mut firsts = Vec::with_capacity(self.groups.len());
         for group in &self.groups {
@@ -160,7 +160,7 @@ impl<'a> Product<'a> {
         })
     }
 
-    /// Some results.
+    /// Computes a block of results.
     fn block(
         &self,
         [start, of_rows, of_columns]: [i64; 3],
@@ -196,8 +196,8 @@ impl<'a> Product<'a> {
     }
 }
 
-/// The places of a factor at which there are values other than zero: in each dimension every so-manieth one,
-/// as where a transposed convolution spreads its input. What is zero is neither copied nor multiplied.
+/// Grid of the nonzero elements of a factor, periodic in each dimension, as when a transposed convolution
+/// spreads its input. Zeros are neither copied nor multiplied.
 struct NonzeroGrid {
     dimensions: Vec<ProductDimension>,
 }
@@ -205,15 +205,16 @@ struct NonzeroGrid {
 struct ProductDimension {
     place: Flat,
     extent: i64,
-    /// The values are at this place and each period behind it.
+    /// First position with values, which repeat with the period.
     first: i64,
     period: i64,
-    /// Elements from one of them to the next, where nothing else is there.
+    /// Stride in elements between adjacent grid points of the compacted factor.
     stride: i64,
 }
 
 impl NonzeroGrid {
-    /// The grid of a factor; the dense one where the `other` factor has what times zero is not zero.
+    /// Finds the grid of a factor; dense if the `other` factor has values whose product with zero is not
+    /// zero.
     fn of(nest: &ParallelNest<'_>, memory: &[Vec<f64>], load: &Load, other: &Load, batch: &[usize]) -> NonzeroGrid {
         let shape = &nest.program.buffer(load.buffer).shape;
         let dense = |(place, extent): (&Flat, &i64)| ProductDimension {
@@ -233,7 +234,7 @@ impl NonzeroGrid {
                 let mut places = has_values.iter().enumerate().filter(|(_, has)| **has).map(|(at, _)| at);
                 let Some(first) = places.next() else { continue };
                 let period = places.fold(0, |period, at| common_divisor(period, at - first));
-                // A single place is met at no other multiple of the extent.
+                // For a single position, the period is the extent, so that no multiple of it is reached.
                 let period = if period == 0 { has_values.len() } else { period } as i64;
                 if batch.iter().all(|axis| dimension.place.coefficients[*axis] % period == 0) {
                     (dimension.first, dimension.period) = (first as i64 % period, period);
@@ -248,12 +249,12 @@ impl NonzeroGrid {
         NonzeroGrid { dimensions }
     }
 
-    /// Whether it has all places.
+    /// Whether the grid contains all positions.
     fn is_dense(&self) -> bool {
         self.dimensions.iter().all(|d| d.period == 1)
     }
 
-    /// Offset of these axes between two points of the grid, in each dimension.
+    /// Offset of these axes between grid points, in each dimension.
     fn rests(&self, values: &[i64]) -> Vec<i64> {
         self.dimensions.iter().map(|d| d.place.part(values).rem_euclid(d.period)).collect()
     }
@@ -263,8 +264,8 @@ impl NonzeroGrid {
         self.dimensions.iter().map(|d| d.stride * d.place.part(values).div_euclid(d.period)).sum()
     }
 
-    /// The rests of others that these axes meet at a place of the grid, and the position there without the
-    /// others' part.
+    /// Offsets of other axes with which these axes reach a grid point, and the position there without the
+    /// contribution of the others.
     fn at(&self, values: &[i64]) -> (Vec<i64>, i64) {
         let mut position = 0;
         let rests = self.dimensions.iter().map(|d| {
@@ -276,7 +277,7 @@ impl NonzeroGrid {
         (rests.collect(), position)
     }
 
-    /// Elements at the grid's points.
+    /// Elements at the grid points.
     fn values<'v>(&self, all: &'v [f64]) -> Cow<'v, [f64]> {
         let Some((last, outer)) = self.dimensions.split_last().filter(|_| !self.is_dense()) else { return all.into() };
         let mut values = Vec::with_capacity(self.dimensions.iter().map(|d| d.n_places() as usize).product());
@@ -301,7 +302,7 @@ impl ProductDimension {
     }
 }
 
-/// Whether a nonzero value is at each position, by dimension.
+/// Whether there is a nonzero value at each position, by dimension.
 fn places_with_values(values: &[f64], shape: &[i64]) -> Vec<Vec<bool>> {
     let mut places: Vec<Vec<bool>> = shape.iter().map(|extent| vec![false; *extent as usize]).collect();
     let Some((last, outer)) = places.split_last_mut() else { return places };
@@ -333,17 +334,17 @@ struct ScratchBuffers<'a> {
     counter: Counter<'a>,
 }
 
-/// Copies `[depth, lines]` of a factor into panels of so many lines, `[panels, depth, width]`, the last
-/// filled up with zeros.
+/// Copies `[depth, lines]` of a factor into panels of `width` lines, `[panels, depth, width]`, padding the
+/// last one with zeros.
 fn copy(out: &mut Vec<f64>, from: &[f64], start: i64, lines: &[FactorLine], depth: &[i64], width: usize) {
     out.clear();
     out.resize(lines.len().next_multiple_of(width) * depth.len(), 0.0);
-    // Whoever walks along the reduction line by line needs all of the lines' memory again for the next one,
-    // unless it is dense.
+    // Traversing the reduction line by line touches the same cache lines again for each line, unless the
+    // reduction is dense.
     let is_dense = depth.windows(2).filter(|pair| pair[1] - pair[0] == 1).count() > depth.len() / 2;
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (panel, lines) in out.chunks_exact_mut(width * depth.len()).zip(lines.chunks(width)) {
-        // Lines beside each other are copied together.
+        // Adjacent lines are copied together.
         runs.clear();
         for (at, line) in lines.iter().enumerate() {
             match runs.last_mut() {
@@ -376,15 +377,15 @@ fn copy(out: &mut Vec<f64>, from: &[f64], start: i64, lines: &[FactorLine], dept
     }
 }
 
-/// Vectors of columns whose results stay in registers, for each of some rows.
+/// Vectors of columns per row whose results stay in registers.
 const VECTORS: usize = 3;
 
-/// The rows for which they do: as many as the registers hold, with vectors of eight numbers and with others.
+/// Number of rows whose results fit in registers, for vectors of eight numbers and for others.
 const fn n_rows(lanes: usize) -> usize {
     if lanes == 8 { 8 } else { 4 }
 }
 
-/// Rows and columns of a panel on the CPU at hand.
+/// Rows and columns of a panel on the current CPU.
 struct Panels;
 
 impl WithSimd for Panels {
@@ -401,7 +402,7 @@ struct PanelUpdate<'a> {
     depth: usize,
     rows: &'a [f64],
     columns: &'a [f64],
-    /// Row by row, whole panels.
+    /// Sums, row by row in whole panels.
     sums: &'a mut [f64],
     n_columns: usize,
 }
