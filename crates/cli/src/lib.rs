@@ -45,13 +45,13 @@ enum Subcommands {
     Tune(Box<tune_args::TuneArgs>),
     /// Show the best recorded configuration
     Best(best::BestArgs),
-    /// Measure the best recorded kernel and other libraries side by side
+    /// Time the best recorded kernel and other libraries in turns
     Bench(bench_args::BenchArgs),
-    /// Run commands against each other in turns: which is the fastest, or whether one became slower
+    /// Race commands in turns: find the fastest, or check whether one became slower
     Race(race::RaceArgs),
     /// Show parameters, constraints and size of a search space
     Space(space::SpaceArgs),
-    /// Show what a configuration turns into
+    /// Show the code of a configuration: steps, IR, LLVM, assembly, an object
     Show(show::ShowArgs),
     /// Write the best recorded kernel as a library for C, Rust or Python programs
     Compile(compile::CompileArgs),
@@ -61,31 +61,32 @@ enum Subcommands {
     Import(records::ImportArgs),
     /// Share winners with other machines: push, pull, merge, verify
     Store(store::StoreCommandArgs),
-    /// Run a search on a recorded space and show how near to the optimum it comes
+    /// Replay a search on a recorded space and show how close to the optimum it gets
     Replay(replay::ReplayArgs),
-    /// Write what is recorded as one page: curves, spaces, errors, comparisons
+    /// Write the records as one page: curves, spaces, errors, comparisons
     Report(report::ReportArgs),
     /// Run an experiment: searches on workloads, repeated, with data and plots
     Experiment(experiment::ExperimentArgs),
-    /// Measure a whole search space, or a sample of it, for `replay`; running it again goes on
+    /// Measure a whole search space, or a sample of it, for `replay`; running it again resumes
     RecordSpace(record_space::RecordSpaceArgs),
-    /// Parameters of problems that nobody has tuned, from a model of those that somebody has
+    /// Predict parameters for new problems with a model trained on tuned ones
     Predict(predict::PredictArgs),
-    /// Show what an ONNX model takes, and what of it is not supported
+    /// Show the inputs of an ONNX model, its kernels, and what is not supported
     Check(check::CheckArgs),
-    /// Run an ONNX model with the kernels that are recorded
+    /// Run an ONNX model with the recorded kernels
     Run(run_model::RunArgs),
-    /// Write a network of the literature as an ONNX model with seeded weights
+    /// Write a well-known network as an ONNX model with seeded weights
     Network(network::NetworkArgs),
     #[cfg(feature = "fleet")]
-    /// Measure on this machine for tuners elsewhere, until it is interrupted
+    /// Measure on this machine for remote tuners, until interrupted
     Serve(fleet::ServeArgs),
     #[cfg(feature = "fleet")]
     /// Show the devices of a fleet, or make keys for one
     Fleet(fleet::FleetCommandArgs),
-    /// Show what was found on this machine
+    /// Show the devices, libraries and tools found on this machine
     Doctor,
-    /// Write the C source of the program that runs kernels for `tune --runner` on a device without a compiler
+    /// Write the C source of the runner, which runs kernels for `tune --runner` on a device without a
+    /// compiler
     Runner,
     /// List the searches with their options
     Searches,

@@ -26,9 +26,9 @@ impl Weights {
         (
             Weights::Small,
             "small",
-            "The file is about as large as the weights, with 16 and 8 bits as such; the first context makes the rest",
+            "About as large as the weights, stored in 16 or 8 bits as in the model; the first context packs them",
         ),
-        (Weights::Ready, "ready", "All is in the file as kernels want it, so that the first context is there at once"),
+        (Weights::Ready, "ready", "Packed for the kernels, so that the first context is ready at once"),
     ];
 }
 

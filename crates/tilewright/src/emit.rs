@@ -40,9 +40,9 @@ impl Form {
     pub const ALL: [(Form, &str, &str); 9] = [
         (Form::Steps, "steps", "Schedule steps"),
         (Form::Ir, "ir", "The scheduled program"),
-        (Form::Lowered, "lowered", "The program as code is generated from it"),
-        (Form::OpenCl, "opencl", "OpenCL C, of a schedule for a GPU"),
-        (Form::Ssa, "ssa", "Our own form between loops and machine code"),
+        (Form::Lowered, "lowered", "The lowered program, from which code is generated"),
+        (Form::OpenCl, "opencl", "OpenCL C, for schedules of GPUs"),
+        (Form::Ssa, "ssa", "SSA form of our own back end"),
         (Form::Llvm, "llvm", "LLVM's text after its passes"),
         (Form::Asm, "asm", "Assembly; PTX for NVIDIA's GPUs"),
         (Form::Object, "object", "A relocatable object; needs -o"),

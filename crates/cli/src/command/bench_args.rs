@@ -21,12 +21,12 @@ pub struct BenchArgs {
     /// them, such as resnet18; or a model, MODEL.onnx
     #[arg(required = true, value_name = "WORKLOAD")]
     pub workloads: Vec<String>,
-    /// Peers or libraries to measure beside, separated by commas, or `none` [default: peers in the workload's
+    /// Peers or libraries to compare with, separated by commas, or `none` [default: peers in the workload's
     /// layout]
     #[arg(long, value_name = "LIST")]
     pub against: Option<String>,
-    /// Folder, such as one of an unpacked Python wheel, in which and below which peers' libraries are looked
-    /// for before the system's
+    /// Folder, such as an unpacked Python wheel, that is searched recursively for peers' libraries before the
+    /// system's folders
     #[arg(long, value_name = "FOLDER")]
     pub peer_path: Option<PathBuf>,
     #[command(flatten)]

@@ -26,23 +26,23 @@ pub struct CompileArgs {
     of: WorkloadArgs,
     #[command(flatten)]
     bindings: BindingArgs,
-    /// Folder to write to, made where it is not there
+    /// Folder to write to, created if missing
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Form of the library
     #[arg(long = "as", value_name = "FORM", value_parser = named(&Form::ALL), default_value = "c")]
     form: Form,
-    /// Storage of what kernels keep of weights
+    /// Storage of packed weights
     #[arg(long, value_name = "WAY", value_parser = named(&Weights::ALL), default_value = "small")]
     weights: Weights,
-    /// Name of the library, a C identifier, with which all its functions begin [default: one made of what is
+    /// Name of the library, a C identifier, the prefix of all its functions [default: made of what is
     /// compiled]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// File of a constant input: .npy, or its elements as they lie in memory
+    /// File of a constant input: .npy, or raw elements as in memory
     #[arg(long = "constant", value_name = "NAME=FILE")]
     constants: Vec<String>,
-    /// Template whose best is compiled [default: all templates]
+    /// Template whose best configuration is compiled [default: all templates]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]

@@ -28,26 +28,25 @@ pub struct ExperimentArgs {
     /// List the experiments
     #[arg(long)]
     list: bool,
-    /// Problem to keep to, by its name in tables; can be repeated [default: all]
+    /// Problem to run, by its name in tables; can be repeated [default: all]
     #[arg(long = "problem", value_name = "NAME")]
     problems: Vec<String>,
-    /// Arm to keep to, by its name in tables; can be repeated [default: all]
+    /// Arm to run, by its name in tables; can be repeated [default: all]
     #[arg(long = "arm", value_name = "NAME")]
     arms: Vec<String>,
     /// Multiple of the usual length of each run
     #[arg(long, value_name = "SCALE", default_value_t = 1.0)]
     budget: f64,
-    /// Time of each run, in the place of a budget
+    /// Time of each run, instead of a budget
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "budget")]
     time: Option<Duration>,
-    /// Runs of each arm on each problem [default: as the experiment says]
+    /// Runs of each arm on each problem [default: set by the experiment]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     repeats: Option<u64>,
     /// Folder for data and plots [default: experiments/NAME]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Folder of the same experiment's results on another machine, to show what holds on both; can be
-    /// repeated
+    /// Folder of the same experiment's results on another machine, for comparison; can be repeated
     #[arg(long, value_name = "DIR")]
     beside: Vec<PathBuf>,
     /// Seed of the first of the repeats
@@ -59,11 +58,11 @@ pub struct ExperimentArgs {
     /// Device that runs kernels: cpu, or a GPU, as cuda, opencl or opencl:1; see `doctor`
     #[arg(long, value_name = "DEVICE", default_value = CPU)]
     device: String,
-    /// Folder in which and below which the libraries of other runtimes are looked for before the system's, of
-    /// an experiment that measures them
+    /// Folder that is searched recursively for the libraries of other runtimes before the system's folders,
+    /// for experiments that measure them
     #[arg(long, value_name = "FOLDER")]
     peer_path: Option<PathBuf>,
-    /// Folder with the tables of an experiment that learns from them [default: kernels/miopen]
+    /// Folder with the tables that an experiment learns from [default: kernels/miopen]
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
 }

@@ -11,7 +11,7 @@ pub struct FleetArgs {
     /// on another
     #[arg(long = "fleet", id = "url", value_name = "URL")]
     pub url: Option<String>,
-    /// File of a key that `fleet keys` made
+    /// Key file written by `fleet keys`
     #[arg(long, value_name = "FILE", requires = "url")]
     pub key: Option<PathBuf>,
 }

@@ -12,7 +12,7 @@ use crate::output::{table, write_result};
 /// Format of a file.
 #[derive(Args, Debug)]
 pub struct FormatArgs {
-    /// Format of the file; `formats` lists them [default: what stands in it tells]
+    /// Format of the file; `formats` lists them [default: detected from its contents]
     #[arg(long = "format", value_name = "NAME", value_parser = format)]
     pub given: Option<&'static Format>,
 }

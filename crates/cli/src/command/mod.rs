@@ -60,12 +60,11 @@ fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
 /// Rounding of values that kernels compute on the way to their results.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct KernelRounding {
-    /// Keep out algorithms that round more than the operators as written, such as Winograd's; the same as
+    /// Exclude algorithms that round more than the operators as written, such as Winograd's; the same as
     /// exact=1
     #[arg(long, conflicts_with = "bf16")]
     pub exact: bool,
-    /// Round the factors of products to bf16, where the CPU multiplies these faster than f32; the same as
-    /// bf16=1
+    /// Round the operands of products to bf16 if the CPU multiplies bf16 faster than f32; the same as bf16=1
     #[arg(long)]
     pub bf16: bool,
 }
@@ -165,11 +164,10 @@ impl DatabaseArgs {
 /// Folder of compiled kernels.
 #[derive(Args, Debug)]
 pub struct CacheArgs {
-    /// Folder that keeps compiled kernels for the next time, at most 256 MiB of them [default: tilewright in
-    /// the user's cache folder]
+    /// Cache folder of compiled kernels, at most 256 MiB [default: tilewright in the user's cache folder]
     #[arg(long, value_name = "FOLDER")]
     cache: Option<PathBuf>,
-    /// Compile everything anew, and keep nothing
+    /// Compile everything anew, without a cache
     #[arg(long, conflicts_with = "cache")]
     no_cache: bool,
 }
@@ -229,7 +227,7 @@ fn check_template(name: &str) -> anyhow::Result<()> {
 /// State of the caches before timed runs.
 #[derive(Args, Debug, Clone, Copy)]
 pub struct ColdArgs {
-    /// Caches are emptied before each run: of everything, or of constants alone, as in a model
+    /// Empty the caches before each run: of all data, or of constants only, as in a model
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     cold: Option<Cold>,
 }

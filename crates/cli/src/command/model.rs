@@ -43,17 +43,17 @@ pub struct ModelArgs {
 /// Bindings of a model's free dimensions and inputs.
 #[derive(Args, Debug, Clone, Default)]
 pub struct BindingArgs {
-    /// Size of a named dimension, such as N=1, or a range that runs say a size of, such as tokens=1..512 or
-    /// N=32..512/32, beside that of a batch if there is one; beside the range of a past, tokens that are
-    /// taken at once, such as tokens=1,16,128; names of one size with commas, such as s7,s12=1..8; can be
-    /// given again
+    /// Size of a named dimension, such as N=1, or a range from which each run chooses a size, such as
+    /// tokens=1..512 or N=32..512/32, also beside a range of the batch; beside the range of a past, the
+    /// numbers of tokens taken at once, such as tokens=1,16,128; names that share a size are separated by
+    /// commas, such as s7,s12=1..8; can be given again
     #[arg(long, value_name = "NAME=SIZE")]
     dim: Vec<String>,
     /// Shape of an input, such as x=1,3,224,224; can be given again
     #[arg(long, value_name = "INPUT=SIZES")]
     shape: Vec<String>,
-    /// Value of an input that becomes a constant, such as sr=16000, a number for all elements; can be given
-    /// again
+    /// Value of an input that becomes a constant, such as sr=16000; a single number fills all elements; can
+    /// be given again
     #[arg(long, value_name = "INPUT=NUMBERS")]
     set: Vec<String>,
     /// Name of the open dimension, whose size each run sets.
@@ -759,8 +759,8 @@ pub struct KnownKernels<'a> {
 /// Inputs of a model that files hold.
 #[derive(Args, Debug)]
 pub struct InputArgs {
-    /// Input as NAME=FILE.npy, FILE.npy where there is one input, or FILE.npz with several; can be given
-    /// again. What is not given is random, or ones where it is integers
+    /// Input as NAME=FILE.npy, FILE.npy for a single input, or FILE.npz for several; can be given again.
+    /// Other inputs are random, or ones if they are integers
     #[arg(long, value_name = "[NAME=]FILE")]
     input: Vec<String>,
 }

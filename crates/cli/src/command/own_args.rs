@@ -13,22 +13,22 @@ use crate::error::bad_input;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Programs and kernels of your own")]
 pub struct OwnArgs {
-    /// Tune this command, with {name} in the place of a parameter's value, {*name} in that of its words, and
-    /// {dir} in that of its build's folder
+    /// Tune this command, where {name} stands for a parameter's value, {*name} for its words, and {dir} for
+    /// the folder of the build
     #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, conflicts_with = "kernel")]
     pub command: Option<String>,
-    /// Tune the kernel in C, C++, OpenCL C or CUDA that this file describes: one of ours, or a T1 file of
-    /// Kernel Tuner's
+    /// Tune the kernel in C, C++, OpenCL C or CUDA that this file describes: a description in our format, or
+    /// a T1 file of Kernel Tuner
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
     /// A parameter of the command and its values: tile=8,16,32 or t=1..8 (integers, both ends) or
     /// u=[2**i for i in range(8)]
     #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUES", requires = "command", value_parser = parameter)]
     parameters: Vec<(String, String)>,
-    /// A condition on the parameters, such as 'tile * t <= 64'; each has to hold
+    /// Condition on the parameters, such as 'tile * t <= 64'; all must hold
     #[arg(long = "where", value_name = "EXPRESSION", requires = "command", allow_hyphen_values = true)]
     constraints: Vec<String>,
-    /// Command that builds, once for each text that its placeholders give
+    /// Build command, run once for each distinct text after filling in its placeholders
     #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
     build: Option<String>,
     /// Command that checks a run, by exit code 0; it reads the run's output
@@ -40,11 +40,11 @@ pub struct OwnArgs {
     /// Command after each run
     #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
     cleanup: Option<String>,
-    /// Metric to minimise: wall, cpu, or the number that a regular expression finds in the output; several
-    /// are named, NAME=METRIC, and make a Pareto set
+    /// Metric to minimise: wall, cpu, or the number that a regular expression finds in the output; give
+    /// several as NAME=METRIC for a Pareto set
     #[arg(long, value_name = "METRIC", requires = "command", default_value = "wall", allow_hyphen_values = true)]
     metric: Vec<String>,
-    /// Make the metric great instead; of several, the one of this name
+    /// Maximise the metric instead; of several metrics, the one with this name
     #[arg(
         long,
         value_name = "NAME",
@@ -54,14 +54,14 @@ pub struct OwnArgs {
         default_missing_value = ""
     )]
     maximize: Vec<String>,
-    /// Start the commands by `sh -c`: the value of {x} is the variable TILEWRIGHT_x there, and none is read
+    /// Start the commands by `sh -c`: the value of {x} is the environment variable TILEWRIGHT_x, never parsed
     /// as code
     #[arg(long, requires = "command")]
     shell: bool,
-    /// Longest that a run of the command may take [default: 60]
+    /// Timeout of a run of the command [default: 60]
     #[arg(long, value_name = "SECONDS", requires = "command", conflicts_with = "run_timeout", value_parser = seconds)]
     pub timeout: Option<Duration>,
-    /// Samples of a trial [default: 3 of a time, after a run that warms up, and 1 of another number]
+    /// Samples of a trial [default: 3 of a time, after a warm-up run, and 1 of another number]
     #[arg(long, value_name = "N", requires = "command", value_parser = clap::value_parser!(u32).range(1..=1000))]
     samples: Option<u32>,
     /// Memory that each process of a command may use for data, in MiB [default: half of the machine's]

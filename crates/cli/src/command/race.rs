@@ -32,16 +32,16 @@ pub struct RaceArgs {
     /// Metric to minimise: wall, cpu, or the number that a regular expression finds in the output
     #[arg(long, value_name = "METRIC", default_value = "wall", allow_hyphen_values = true)]
     metric: String,
-    /// Make the metric great instead
+    /// Maximise the metric instead
     #[arg(long)]
     maximize: bool,
     /// Start the commands by `sh -c`
     #[arg(long)]
     shell: bool,
-    /// No run warms up, and the system's cache of files is emptied before each run where that is permitted
+    /// Skip warm-up runs, and empty the system's file cache before each run if that is permitted
     #[arg(long)]
     cold: bool,
-    /// Bind runs to N CPUs [default: they run where the system has them run]
+    /// Bind runs to N CPUs [default: the system chooses]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     /// Most rounds [default: 1000]
@@ -50,16 +50,16 @@ pub struct RaceArgs {
     /// Time after which no round begins [default: 60, without --rounds]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     time: Option<Duration>,
-    /// Longest that a run may take
+    /// Timeout of a run
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     timeout: Duration,
     /// Seed of the orders in which the commands run [default: another each time]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Exit with 1 where a command is slower than the first by more than --allow, and with 0 otherwise
+    /// Exit with 1 if a command is slower than the first by more than --allow, else with 0
     #[arg(long)]
     ci: bool,
-    /// Slowdown that is allowed
+    /// Allowed slowdown
     #[arg(long, value_name = "PERCENT", requires = "ci", default_value = "5%", value_parser = share)]
     allow: f64,
     /// Write a picture of the samples, as SVG

@@ -26,20 +26,20 @@ pub struct RecordSpaceArgs {
     /// Template whose space is measured [default: the operator's first one]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// File to write, T4 results for `replay`, packed where it ends in .gz [default: none, only records]
+    /// File to write, T4 results for `replay`, compressed if it ends in .gz [default: none, only records]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Configurations to come to: a random sample where the space has more
+    /// Number of configurations: a random sample if the space has more
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST))]
     max: Option<u64>,
     /// File of configurations to measure in place of a sample, in its order: JSON objects from parameter to
     /// value, one a line, or a JSON list of them
     #[arg(long, value_name = "FILE", conflicts_with = "max")]
     configs: Option<PathBuf>,
-    /// Leave in what a GPU's limits rule out, as papers do: an instantiation_error each
+    /// Include configurations beyond a GPU's limits, as papers do; each is an instantiation_error
     #[arg(long)]
     beyond_limits: bool,
-    /// Longest that the runs of a configuration may take; it is recorded as a run_timeout then [default: 10]
+    /// Timeout of the runs of a configuration, which is then recorded as a run_timeout [default: 10]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     run_timeout: Option<Duration>,
     /// Seed of the sample and of the random inputs

@@ -24,12 +24,12 @@ pub struct ExportArgs {
     /// Format to write; `formats` lists them
     #[arg(long = "as", value_name = "NAME", value_parser = format, default_value = RECORDS)]
     written_as: &'static Format,
-    /// File of another tuner to write in that format, in the place of the records of a database
+    /// File of another tuner to convert to that format, instead of the records of a database
     #[arg(long, value_name = "FILE", conflicts_with = "db")]
     from: Option<PathBuf>,
     #[command(flatten)]
     format: FormatArgs,
-    /// Task to write, of several, by its number or a part of its text [default: all]
+    /// Task to write, if there are several, by its number or a part of its text [default: all]
     #[arg(long, value_name = "N|TEXT")]
     task: Option<String>,
     #[command(flatten)]

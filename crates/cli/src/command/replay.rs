@@ -36,15 +36,14 @@ pub struct ReplayArgs {
     /// Seed of the first run
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Most configurations that the search proposes at a time, as `tune` does; they are fewer while little is
-    /// known
+    /// Maximum batch size of the search, as in `tune`; batches are smaller while little is known
     #[arg(long, value_name = "N", default_value = "1")]
     batch: NonZero<usize>,
-    /// Runs side by side; results do not depend on it
+    /// Runs in parallel; results do not depend on it
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZero<usize>,
-    /// Results of other tasks whose best configurations are tried first, as far as they fit: a file, which
-    /// may be the same one; may be given several times
+    /// File with results of other tasks, whose best fitting configurations are tried first; may be the same
+    /// file; may be given several times
     #[arg(long, value_name = "FILE")]
     transfer: Vec<PathBuf>,
     /// T1 description that lists the parameters of T4 results, literally or as Python's ranges and

@@ -33,14 +33,15 @@ pub struct RunArgs {
     output: Option<PathBuf>,
     #[command(flatten)]
     rounding: KernelRounding,
-    /// Show how long each kernel takes
+    /// Show the time of each kernel
     #[arg(long)]
     profile: bool,
-    /// Sizes of the open dimension to run at, separated by commas, of two such as batch=1,8; can be given
-    /// again [default: that of the inputs, else five between both ends, and the ends of a batch]
+    /// Sizes of the open dimension to run at, separated by commas; with two open dimensions, such as
+    /// batch=1,8; can be given again [default: the inputs' size, else five from least to most, and both ends
+    /// of a batch]
     #[arg(long, value_name = "SIZES")]
     at: Vec<String>,
-    /// Tokens of a run, where it takes several numbers of them [default: the fewest]
+    /// Number of tokens of a run, if the model takes several [default: the fewest]
     #[arg(long, value_name = "N")]
     tokens: Option<i64>,
     /// Runs to take the median of

@@ -25,8 +25,8 @@ pub struct ShowArgs {
     /// The best recorded configuration
     #[arg(long)]
     best: bool,
-    /// The configuration that the template's model of the machine ranks first of a sample: for a machine that
-    /// nothing was measured on
+    /// The configuration of a sample that the template's cost model ranks first: for a machine without
+    /// measurements
     #[arg(long, conflicts_with_all = ["config", "best"])]
     guess: bool,
     /// Template that the configuration belongs to [default: the operator's first one]
@@ -35,8 +35,8 @@ pub struct ShowArgs {
     /// Form to show
     #[arg(long, value_name = "EMIT", value_parser = named(&Form::ALL), default_value = Form::Steps.name())]
     emit: Form,
-    /// Prefix of the names of an object's functions, a C identifier [default: one made of the workload and of
-    /// a hash of all that the code depends on]
+    /// Prefix of the names of an object's functions, a C identifier [default: made of the workload and a hash
+    /// of everything that the code depends on]
     #[arg(long, value_name = "NAME")]
     prefix: Option<String>,
     /// File to write, or - [default: standard output]

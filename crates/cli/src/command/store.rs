@@ -17,7 +17,7 @@ const MOST_SHOWN: usize = 20;
 /// Store of winners that is asked for what is not recorded here.
 #[derive(Args, Debug)]
 pub struct StoreArgs {
-    /// Store of winners to ask for what is not recorded here: a folder, or http://HOST/PATH; see `store`
+    /// Store of winners, used if there is no record here: a folder, or http://HOST/PATH; see `store`
     /// [default: that of TILEWRIGHT_STORE]
     #[arg(long, value_name = "PLACE")]
     store: Option<String>,
@@ -52,7 +52,7 @@ pub struct StoreCommandArgs {
 
 #[derive(Subcommand, Debug)]
 enum StoreCommand {
-    /// Add the winners of races held here, where the store has none as good
+    /// Add the winners of races held here, unless the store has one as good
     Push {
         /// Folder of the store, made where it does not exist
         place: String,
@@ -69,14 +69,14 @@ enum StoreCommand {
         #[command(flatten)]
         records: DatabaseArgs,
     },
-    /// Add the winners of another store, each where it is better
+    /// Add the winners of another store that are better
     Merge {
         /// Folder or address of the other store
         from: String,
         /// Folder of the store, made where it does not exist
         place: String,
     },
-    /// Check whether each winner can be true
+    /// List winners whose times are impossible
     Verify {
         /// Folder or address of the store [default: that of TILEWRIGHT_STORE]
         place: Option<String>,

@@ -36,55 +36,57 @@ pub struct TuneArgs {
     /// Template whose space is searched [default: the operator's first one]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// Trials to come to, those recorded by earlier runs included
+    /// Total number of trials, including those recorded by earlier runs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) trials: Option<u64>,
-    /// Time for the search in this run [default: 60 where neither --trials nor --stop-below is given]
+    /// Time for the search in this run [default: 60 if neither --trials nor --stop-below is given]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) time: Option<Duration>,
-    /// End the search where the next minute is expected to gain less than this share of the best time, such
-    /// as 1%; no time limit then unless --time gives one
+    /// End the search when the next minute is expected to gain less than this share of the best time, such as
+    /// 1%; without --time there is no time limit then
     #[arg(long, value_name = "PERCENT", value_parser = share, allow_hyphen_values = true, conflicts_with = "together")]
     pub(super) stop_below: Option<f64>,
-    /// Share the time among the workloads of a set, each turn to the one by which all of them together are
-    /// expected to gain most; --time is then the time of the whole run
+    /// Share the time among the workloads of a set, each turn going to the workload with the largest expected
+    /// gain of their total time; --time is then the time of the whole run
     #[arg(long)]
     pub(super) together: bool,
     /// Seed of the search and of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
-    /// Leave out the configurations that the template would begin with: the search proposes all
+    /// Skip the template's first guesses: the search proposes all configurations
     #[arg(long)]
     no_guesses: bool,
-    /// Leave out the race of the leaders and the untuned kernel at the end: the fastest trial is the result
+    /// Skip the race of the leaders and the untuned kernel at the end: the fastest trial is the result
     #[arg(long)]
     pub(super) no_race: bool,
-    /// Begin anew: forget what is recorded of it, as where a program or a machine has changed
+    /// Start over: discard the recorded trials of the workload, for example after a change of a program or of
+    /// the machine
     #[arg(long)]
     pub(super) fresh: bool,
     /// Learn from recorded trials of other workloads: all in the database, or those named; a run begins with
-    /// their best configurations, and a search with a model that can learn from them does. A command or a
-    /// kernel of yours begins with the best of a file of another tuner
+    /// their best configurations, and searches with a transferable model learn from them. A command or a
+    /// kernel of yours begins with the best configurations in a file of another tuner
     #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = transfer)]
     pub(super) transfer: Option<Transfer>,
-    /// Begin with what a model, which `predict train --db` wrote, says is best
+    /// Begin with the configurations that a model predicts to be best; `predict train --db` writes such
+    /// models
     #[arg(long, value_name = "MODEL")]
     predict: Option<PathBuf>,
     #[command(flatten)]
     pub(super) cold: ColdArgs,
-    /// Run and time hopeless candidates to the end too, as where the whole space is of interest
+    /// Time slow candidates completely instead of stopping them early, if the whole space is of interest
     #[arg(long)]
     pub(super) to_the_end: bool,
-    /// Leave in what a GPU's limits rule out, as papers do: an instantiation_error each
+    /// Include configurations beyond a GPU's limits, as papers do; each is an instantiation_error
     #[arg(long)]
     beyond_limits: bool,
-    /// Time to spend in the runs of each candidate, in milliseconds
+    /// Minimum time of the runs of each candidate, in milliseconds
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub(super) min_time: Option<Duration>,
-    /// Longest that building a candidate may take
+    /// Timeout of building a candidate
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) build_timeout: Option<Duration>,
-    /// Longest that the runs of a candidate may take; hopeless ones are given up earlier
+    /// Timeout of the runs of a candidate; slow candidates are stopped earlier
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) run_timeout: Option<Duration>,
     #[command(flatten)]
@@ -96,7 +98,8 @@ pub struct TuneArgs {
     /// Measure on the devices of this class of a fleet: see `fleet` and `serve`
     #[arg(long, value_name = "CLASS", requires = "url", conflicts_with_all = NOT_ON)]
     pub(super) on: Option<String>,
-    /// Measure on a device without a compiler, where this starts a runner: 'ssh pi ./tw-run'; see `runner`
+    /// Measure on a device without a compiler, through a runner that this command starts: 'ssh pi ./tw-run';
+    /// see `runner`
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["on", "command", "kernel"])]
     runner: Option<String>,
 }

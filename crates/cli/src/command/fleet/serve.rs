@@ -19,10 +19,11 @@ use crate::output::{message, table, write_result};
 pub struct ServeArgs {
     #[command(flatten)]
     at: FleetArgs,
-    /// Class of machines that count as one [default: that of the key, or what tells such machines apart]
+    /// Class of interchangeable machines [default: that of the key, or made from the machine's properties]
     #[arg(long, value_name = "NAME")]
     class: Option<String>,
-    /// Serve for a device without a compiler, where this starts a runner: 'ssh pi ./tw-run'; see `runner`
+    /// Serve for a device without a compiler, through a runner that this command starts: 'ssh pi ./tw-run';
+    /// see `runner`
     #[arg(long, value_name = "COMMAND")]
     runner: Option<String>,
     /// Serve for a GPU of this machine: cuda, cuda:1, opencl or opencl:1; see `doctor`
