@@ -9,7 +9,6 @@ mod winograd;
 use super::algorithm::{self, Algorithm};
 use super::share::ShareableWork;
 use super::{Template, TemplateSetting, ceil_div};
-use tilewright_ir::gcd;
 use tilewright_ir::op::{Layout, SizeRange, Structure, Window, WindowAxis, Workload};
 
 pub use paper::CONV_4_4_4_2_2_2;
