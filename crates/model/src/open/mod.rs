@@ -15,6 +15,7 @@ mod vary;
 use std::collections::{HashMap, HashSet};
 
 use tilewright_graph::Tensor;
+use tilewright_ir::gcd;
 use tilewright_ir::op::{Contraction, SizeRange, Structure, Window, WorkloadError};
 use tilewright_runtime::{OpenDimension, RunSize};
 
@@ -123,16 +124,11 @@ fn probes(dim: &OpenDimension) -> Option<[i64; 2]> {
 fn through(dim: &OpenDimension, [x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<RunSize> {
     let (rise, run) = (y1 - y0, (x1 - x0).abs());
     let rise = if x1 < x0 { -rise } else { rise };
-    let common = common_divisor(rise.abs(), run).max(1);
+    let common = gcd(rise.abs(), run).max(1);
     let (factor, divisor) = (rise / common, run / common);
     let size = RunSize { factor, term: y0 * divisor - factor * x0, divisor, multiple: 1 };
     let is_whole = dim.step * factor % divisor == 0 && (dim.least * factor + size.term) % divisor == 0;
     is_whole.then_some(size)
-}
-
-/// Greatest common divisor.
-fn common_divisor(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// Makes a fused net with an open dimension; `lower` lowers the model at a size.

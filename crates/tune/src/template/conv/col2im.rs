@@ -6,10 +6,10 @@ use super::super::step::{
 };
 use super::super::{TemplateSetting, constraint_over, has_value};
 use super::direct::pack;
-use super::{Algorithm, ReductionSizes, ceil_div, common_divisor, divisors, is_blocked};
-use tilewright_ir::Step;
+use super::{Algorithm, ReductionSizes, ceil_div, divisors, is_blocked};
 use tilewright_ir::op::{SizeRange, Window, WindowAxis};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::{Step, gcd};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile; each result is then the
@@ -41,7 +41,7 @@ const MOST_UNROLLED: i64 = 4;
 /// where the rows do.
 fn tiles_of_pixels(s: &TemplateSetting, shape: &ReductionSizes, most: i64) -> Vec<i64> {
     let SizeRange { least, step, .. } = s.workload.range(Window::OPEN);
-    let common = shape.open_rows.map(|_| common_divisor(least, step) * shape.axes[1].input);
+    let common = shape.open_rows.map(|_| gcd(least, step) * shape.axes[1].input);
     (1..=most).filter(|n| common.is_none_or(|common| common % n == 0)).collect()
 }
 

@@ -9,6 +9,7 @@ mod winograd;
 use super::algorithm::{self, Algorithm};
 use super::share::ShareableWork;
 use super::{Template, TemplateSetting, ceil_div};
+use tilewright_ir::gcd;
 use tilewright_ir::op::{Layout, SizeRange, Structure, Window, WindowAxis, Workload};
 
 pub use paper::CONV_4_4_4_2_2_2;
@@ -190,12 +191,7 @@ fn common_rows(range: SizeRange, rows: &WindowAxis, transposed: bool) -> i64 {
         true => (range.step * rows.stride, rows.output - (range.most - range.least) * rows.stride),
         false => (range.step / rows.stride, rows.output - (range.most - range.least) / rows.stride),
     };
-    common_divisor(of_step, of_least)
-}
-
-/// Greatest common divisor.
-fn common_divisor(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { common_divisor(b, a % b) }
+    gcd(of_step, of_least)
 }
 
 /// Whether, along an axis of a transposed convolution, any tap contributes to any result: none does if the
