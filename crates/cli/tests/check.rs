@@ -375,7 +375,10 @@ fn what_is_no_model_is_refused() {
     let output = text(folder.path());
     check_refused(&["compile", &digit, "--dim", "N=2", "-o", output], "`3d-net` makes no C identifier");
     check_refused(&["compile", &digit, "--dim", "N=2", "-o", output], "(give --name NAME: ");
-    check_refused(&["compile", &digit, "--dim", "N=2", "-o", output, "--name", "3d"], "--name `3d` is no C");
+    check_refused(
+        &["compile", &digit, "--dim", "N=2", "-o", output, "--name", "3d"],
+        "--name `3d` is not a C identifier",
+    );
     check_refused(&["check", &good], "sizes of inputs are missing: N (give all, such as --dim N=1)");
     check_refused(&["check", &good, "--dim", "M=1"], "no input has a dimension `M` (there are N)");
     check_refused(&["check", &good, "--dim", "N"], "--dim N=1");

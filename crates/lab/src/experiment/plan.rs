@@ -102,7 +102,7 @@ fn seconds(length: Length, budget: f64) -> f64 {
 pub(super) fn only<T>(kind: &str, asked: &[String], all: Vec<T>, name: impl Fn(&T) -> String) -> Result<Vec<T>, Error> {
     if let Some(unknown) = asked.iter().find(|asked| !all.iter().any(|one| name(one) == **asked)) {
         let known: Vec<String> = all.iter().map(name).collect();
-        return Err(Error::input(format!("the experiment has no {kind} {unknown}; it has {}", known.join("; "))));
+        return Err(Error::input(format!("the experiment has no {kind} {unknown}; there are {}", known.join("; "))));
     }
     Ok(all.into_iter().filter(|one| asked.is_empty() || asked.contains(&name(one))).collect())
 }

@@ -423,7 +423,7 @@ mod tests {
         check(|of| of.constraint("tile > x"), "the constraint `tile > x`: position 8: unknown name x");
         check(|of| of.constraint("tile > 99"), "no configuration satisfies tile > 99");
         check(|of| of.metric("("), "the metric: ");
-        check(|of| of.maximize(true), "--maximize does not go with it");
+        check(|of| of.maximize(true), "times are minimised, so --maximize does not apply");
         let several = |of: Command| of.objective("a", "a (.*)", Direction::Minimize);
         check(|of| of.objective("a", "a (.*)", Direction::Minimize), "1 metrics at once (give 2 to 4");
         let two = |of: Command, name, metric| several(of).objective(name, metric, Direction::Maximize);
@@ -431,7 +431,7 @@ mod tests {
         let error = |of: Command| of.parsed_objectives().unwrap_err().to_string();
         assert!(error(two(plain.clone(), "a", "b (.*)")).contains("the metric a is given twice"));
         assert!(error(two(plain.clone(), "a b", "b (.*)")).contains("\"a b\" is not a name of a metric"));
-        assert!(error(two(plain.clone(), "b", "wall")).contains("--maximize does not go with it"));
+        assert!(error(two(plain.clone(), "b", "wall")).contains("times are minimised, so --maximize does not apply"));
         assert!(error(two(plain.clone(), "b", "(")).contains("the metric: "));
         assert!(error(two(plain.clone().metric("cpu"), "b", "b (.*)")).contains("name each"));
     }
