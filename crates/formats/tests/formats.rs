@@ -292,7 +292,7 @@ fn tables_of_winners_have_no_times() {
     let why = "vllm has one configuration for each number of rows M, and there ";
     assert!(refused("vllm", &two).starts_with(&format!("{why}are two of fused_moe,E=8,")));
     let of_helion = read_file("helion.json").results;
-    assert_eq!(refused("vllm", &of_helion), format!("{why}is none of helion (choose one with --task)"));
+    assert_eq!(refused("vllm", &of_helion), format!("{why}is no number of rows in helion (choose one with --task)"));
     assert!(refused("helion", &vllm.results).starts_with("helion has one task in a file, and these are 4: "));
 }
 
