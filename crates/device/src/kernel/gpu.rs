@@ -337,12 +337,15 @@ impl GpuRun<'_> {
         };
         // The first failure ends sampling: later calls return at once.
         let failure = RefCell::new(None);
-        let mut run = |n_runs: u32| match failure.borrow().is_some() {
-            true => f64::MAX,
-            false => driver.run(launches, n_runs).unwrap_or_else(|why| {
+        let mut run = |n_runs: u32| {
+            // Not a match: its borrow would last until the failure is kept.
+            if failure.borrow().is_some() {
+                return f64::MAX;
+            }
+            driver.run(launches, n_runs).unwrap_or_else(|why| {
                 failure.borrow_mut().get_or_insert(by_device::<D>(why));
                 f64::MAX
-            }),
+            })
         };
         let first = First { ns: first_ns, pace: 1.0, checked_ns: first_ns };
         let subject = TimedKernel {

@@ -279,9 +279,12 @@ impl<D: Driver> Test for GpuTester<D> {
                 f64::MAX
             })
         };
-        let mut run = |n_runs: u32| match failure.borrow().is_some() {
-            true => f64::MAX,
-            false => keep(self.launch(&built.body, n_runs)),
+        let mut run = |n_runs: u32| {
+            // Not a match: its borrow would last until the failure is kept.
+            if failure.borrow().is_some() {
+                return f64::MAX;
+            }
+            keep(self.launch(&built.body, n_runs))
         };
         let mut flush = || {
             let start = Instant::now();
