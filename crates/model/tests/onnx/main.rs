@@ -1,71 +1,31 @@
 //! Models compiled to kernels: the official tests of ONNX, and real networks, compared with results of other
 //! implementations.
 
-#[path = "../../graph/tests/common/mod.rs"]
+#[path = "../../../graph/tests/common/mod.rs"]
 mod common;
 
-#[path = "onnx/blocks.rs"]
-mod blocks;
-#[path = "onnx/libraries.rs"]
-mod libraries;
-
-#[path = "onnx/attention.rs"]
 mod attention;
-#[path = "onnx/counts.rs"]
+mod blocks;
 mod counts;
-#[path = "onnx/decoders.rs"]
 mod decoders;
-
-#[path = "onnx/loops.rs"]
-mod loops;
-
-#[path = "onnx/half_precision.rs"]
 mod half_precision;
-
-#[path = "onnx/integers.rs"]
 mod integers;
-
-#[path = "onnx/lengths.rs"]
 mod lengths;
-
-#[path = "onnx/no_code.rs"]
+mod libraries;
+mod loops;
 mod no_code;
-
-#[path = "onnx/numbers.rs"]
 mod numbers;
-
-#[path = "onnx/packed.rs"]
-mod packed;
-
-#[path = "onnx/qoperators.rs"]
-mod qoperators;
-
-#[path = "onnx/open.rs"]
 mod open;
-
-#[path = "onnx/quantized.rs"]
+mod packed;
+mod qoperators;
 mod quantized;
-
-#[path = "onnx/random.rs"]
 mod random;
-
-#[path = "onnx/rules.rs"]
 mod rules;
-
-#[path = "onnx/sized.rs"]
 mod sized;
-
-#[path = "onnx/types.rs"]
-mod types;
-
-#[path = "onnx/volumes.rs"]
-mod volumes;
-
-#[path = "onnx/wide_weights.rs"]
-mod wide_weights;
-
-#[path = "onnx/trees.rs"]
 mod trees;
+mod types;
+mod volumes;
+mod wide_weights;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -630,7 +590,7 @@ fn chosen_layouts_are_kept() {
     let records = || database.records().unwrap();
     assert_eq!(layouts(&records(), 1), chosen);
     assert_eq!(n_kept(), 2, "no database is as good as no records");
-    let record = include_str!("../../tune/tests/data/records-v1.jsonl").lines().next().unwrap();
+    let record = include_str!("../../../tune/tests/data/records-v1.jsonl").lines().next().unwrap();
     database.import(Cursor::new(record), "a record", &()).unwrap();
     assert_eq!(layouts(&records(), 1), chosen, "a record of something else");
     assert_eq!(n_kept(), 3, "records may say more");
