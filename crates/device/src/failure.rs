@@ -1,5 +1,6 @@
 //! Failures of requests to a device, as error classes.
 
+use tilewright_codegen::CompileError;
 use tilewright_search::ErrorClass;
 
 /// Failure of a candidate: its error class and a description.
@@ -12,6 +13,17 @@ pub struct Failure {
     pub lacks_memory: bool,
     /// Whether the device itself failed, whatever runs on it.
     pub is_of_device: bool,
+}
+
+impl From<CompileError> for Failure {
+    fn from(error: CompileError) -> Failure {
+        Failure {
+            class: ErrorClass::CompileErrorHost,
+            message: error.to_string(),
+            lacks_memory: matches!(error, CompileError::NoMemory(_)),
+            is_of_device: false,
+        }
+    }
 }
 
 impl From<(ErrorClass, String)> for Failure {

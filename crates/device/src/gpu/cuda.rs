@@ -8,7 +8,7 @@ use crate::cuda::{
 use crate::failure::Failure;
 use std::fmt::Display;
 use std::sync::Arc;
-use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
+use tilewright_codegen::{ARGUMENT_ALIGN, compile_gpu};
 use tilewright_ir::Target;
 use tilewright_ir::gpu::{Abi, GpuKernel, GpuProgram};
 use tilewright_ir::target::Gpu;
@@ -62,12 +62,7 @@ impl Driver for Cuda {
         if let Some(code) = known {
             return Ok(Arc::new(code));
         }
-        let module = compile_gpu(program, target).map_err(|why| Failure {
-            class: ErrorClass::CompileErrorHost,
-            message: why.to_string(),
-            lacks_memory: matches!(why, CompileError::NoMemory(_)),
-            is_of_device: false,
-        })?;
+        let module = compile_gpu(program, target)?;
         let class = |why: &AssembleError| match why {
             AssembleError::TooLong => ErrorClass::BuildTimeout,
             AssembleError::Refused(_) | AssembleError::Io(_) => ErrorClass::CompileErrorDevice,

@@ -60,12 +60,7 @@ impl CpuBuilder {
         if let ProgramSource::Steps(_) = source {
             program = lower::lower(&program);
         }
-        let kernel = self.compile(&program, quickly).map_err(|e| Failure {
-            class: ErrorClass::CompileErrorHost,
-            message: e.to_string(),
-            lacks_memory: matches!(e, CompileError::NoMemory(_)),
-            is_of_device: false,
-        })?;
+        let kernel = self.compile(&program, quickly)?;
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
         let touched = prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
         let n_bytes = touched.filter(|b| b.role != Role::Temporary).filter_map(Buffer::size_bytes).sum();

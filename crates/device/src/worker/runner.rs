@@ -14,7 +14,7 @@ use crate::timing::{self, First, KernelDemands, TimedKernel};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tilewright_codegen::{CompileError, LinkAddresses, Object};
+use tilewright_codegen::{LinkAddresses, Object};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{Buffer, Part, Program, Role, Stmt, Target, lower};
@@ -103,12 +103,7 @@ impl RunnerBuilder {
         if let ProgramSource::Steps(_) = source {
             program = lower::lower(&program);
         }
-        let object = Object::new(&program, &self.target).map_err(|e| Failure {
-            class: ErrorClass::CompileErrorHost,
-            message: e.to_string(),
-            lacks_memory: matches!(e, CompileError::NoMemory(_)),
-            is_of_device: false,
-        })?;
+        let object = Object::new(&program, &self.target)?;
         let touched = crate::prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
         Ok(RunnerKernel {
             object,
