@@ -1,6 +1,28 @@
 //! Instructions and resources of kernels, as NVIDIA's assembler makes them.
 
+use nvidia::Assembled;
+
 use super::*;
+
+/// Assembles the kernel of a configuration for sm_90a; returns its resources and its disassembly.
+fn assembled([ptxas, nvdisasm]: [&Path; 2], (task, config): (&Task, &Config), cubin: &Path) -> (Assembled, String) {
+    let kernels = lower_gpu(&task.program(config).unwrap()).unwrap();
+    let code = ptx(&kernels, task).unwrap();
+    let made = nvidia::assemble(ptxas, code.as_bytes(), "sm_90a", cubin);
+    let made = made.unwrap_or_else(|why| panic!("{}: {why}\n{code}", task.setting.workload))["run_0"];
+    (made, nvidia::disassembled(nvdisasm, cubin))
+}
+
+/// Number of instructions that begin with a word.
+fn n_of(opcodes: &[String], word: &str) -> usize {
+    opcodes.iter().filter(|op| op.starts_with(word)).count()
+}
+
+/// The shortest loop with at least this many instructions that begin with a word.
+fn shortest_with<'a>(loops: &'a [Vec<String>], word: &str, least: usize) -> &'a Vec<String> {
+    let found = loops.iter().filter(|opcodes| n_of(opcodes, word) >= least).min_by_key(|opcodes| opcodes.len());
+    found.unwrap_or_else(|| panic!("no {word} in {loops:#?}"))
+}
 
 /// Tiles of 64 × 64 per warp: nothing spills, an instruction multiplies a tile of 16 steps, and all operands
 /// are loaded into registers as tiles.
@@ -207,19 +229,11 @@ fn a_warp_that_copies_is_used_as_expected() {
         };
         let task = groups_task(text, UNITS);
         let config = task.space.config_from_json(&config_text.parse().unwrap()).unwrap();
-        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
-        let cubin = folder.join("fed.cubin");
-        let code = ptx(&kernels, &task).unwrap();
-        let made = nvidia::assemble(&ptxas, code.as_bytes(), "sm_90a", &cubin);
-        let made = made.unwrap_or_else(|why| panic!("{text}: {why}\n{code}"))["run_0"];
-        let n = |opcodes: &[String], word: &str| opcodes.iter().filter(|op| op.starts_with(word)).count();
-        let all = nvidia::loops(&nvidia::disassembled(&nvdisasm, &cubin));
+        let (made, text_of) = assembled([&ptxas, &nvdisasm], (&task, &config), &folder.join("fed.cubin"));
+        let all = nvidia::loops(&text_of);
         // Each box also has a loop over threads that request another box, of which there are none.
-        let of = |(word, least)| {
-            let found = all.iter().filter(|opcodes| n(opcodes, word) >= least).min_by_key(|all| all.len());
-            found.unwrap_or_else(|| panic!("{text}: no {word} in {all:#?}"))
-        };
-        let [products, boxes] = [("HGMMA", 4), ("UTMALDG", n_boxes)].map(of);
+        let [products, boxes] =
+            [("HGMMA", 4), ("UTMALDG", n_boxes)].map(|(word, least)| shortest_with(&all, word, least));
         println!(
             "{text} in_flight={in_flight} persistent={persistent} cluster={cluster} teams={teams}: {made:?}, {} and {} \
              instructions",
@@ -231,12 +245,11 @@ fn a_warp_that_copies_is_used_as_expected() {
         let counts = ["HGMMA", "UTMALDG", "BAR"];
         let [rows, groups] = [block_m, groups].map(|n| n.parse::<usize>().expect("a number"));
         let n_sets = rows / 64 / groups;
-        assert_eq!(counts.map(|word| n(products, word)), [4 * n_sets, 0, 0], "{text}: {products:?}");
+        assert_eq!(counts.map(|word| n_of(products, word)), [4 * n_sets, 0, 0], "{text}: {products:?}");
         let n_loaded = if text.starts_with("matmul") && text.contains("tf32") { 4 * 4 * n_sets } else { 0 };
-        assert_eq!(n(products, "LDS"), n_loaded, "{text}: {products:?}");
-        assert_eq!(counts.map(|word| n(boxes, word)), [0, n_boxes, 0], "{text}: {boxes:?}");
+        assert_eq!(n_of(products, "LDS"), n_loaded, "{text}: {products:?}");
+        assert_eq!(counts.map(|word| n_of(boxes, word)), [0, n_boxes, 0], "{text}: {boxes:?}");
         // 16-bit floats are stored 16 bytes at a time: 256 columns of two rows per thread.
-        let text_of = nvidia::disassembled(&nvdisasm, &cubin);
         let n_stores = ["STG.E.128", "STG.E ", "SHFL.BFLY"].map(|word| text_of.matches(word).count());
         let is_exchanged = config_text.contains("exchanged");
         assert!(!is_exchanged || n_stores == [16, 0, 64], "{text}: {n_stores:?}");
@@ -268,18 +281,9 @@ fn warps_that_convert_are_used_as_expected() {
         );
         let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
         assert!(task.space.violated(&config).is_none(), "{block_m} {block_n}: {:?}", task.space.violated(&config));
-        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
-        let cubin = folder.join("converted.cubin");
-        let code = ptx(&kernels, &task).unwrap();
-        let made = nvidia::assemble(&ptxas, code.as_bytes(), "sm_90a", &cubin);
-        let made = made.unwrap_or_else(|why| panic!("{why}\n{code}"))["run_0"];
-        let n = |opcodes: &[String], word: &str| opcodes.iter().filter(|op| op.starts_with(word)).count();
-        let all = nvidia::loops(&nvidia::disassembled(&nvdisasm, &cubin));
-        let of = |word: &str| {
-            let found = all.iter().filter(|opcodes| n(opcodes, word) >= 2).min_by_key(|all| all.len());
-            found.unwrap_or_else(|| panic!("no {word} in {all:#?}"))
-        };
-        let [products, converted, boxes] = ["HGMMA", "LDS", "UTMALDG"].map(of);
+        let (made, text_of) = assembled([&ptxas, &nvdisasm], (&task, &config), &folder.join("converted.cubin"));
+        let all = nvidia::loops(&text_of);
+        let [products, converted, boxes] = ["HGMMA", "LDS", "UTMALDG"].map(|word| shortest_with(&all, word, 2));
         println!(
             "{block_m} {block_n} persistent={persistent} cluster={cluster} {store}: {made:?}, {}, {} and {} instructions",
             products.len(),
@@ -290,9 +294,9 @@ fn warps_that_convert_are_used_as_expected() {
         assert!(made.registers <= 168, "{made:?}");
         let words = ["HGMMA", "UTMALDG", "LDS.128", "STS.128", "BAR"];
         let n_chunks = (block_m + block_n) * 128 / 1024;
-        assert_eq!(words.map(|word| n(products, word)), [3 * 4 * block_m / 64 / groups, 0, 0, 0, 0], "{products:?}");
-        assert_eq!(words.map(|word| n(converted, word)), [0, 0, n_chunks, n_chunks, 0], "{converted:?}");
-        assert_eq!(words.map(|word| n(boxes, word)), [0, 2, 0, 0, 0], "{boxes:?}");
+        assert_eq!(words.map(|word| n_of(products, word)), [3 * 4 * block_m / 64 / groups, 0, 0, 0, 0], "{products:?}");
+        assert_eq!(words.map(|word| n_of(converted, word)), [0, 0, n_chunks, n_chunks, 0], "{converted:?}");
+        assert_eq!(words.map(|word| n_of(boxes, word)), [0, 2, 0, 0, 0], "{boxes:?}");
     }
 }
 
@@ -318,13 +322,8 @@ fn boxes_are_stored_as_expected() {
             );
             let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
             assert!(task.space.violated(&config).is_none(), "{text} {store}");
-            let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
-            let cubin = folder.join("stores.cubin");
-            let code = ptx(&kernels, &task).unwrap();
-            let made = nvidia::assemble(&ptxas, code.as_bytes(), "sm_90a", &cubin);
-            let made = made.unwrap_or_else(|why| panic!("{text}: {why}\n{code}"))["run_0"];
+            let (made, all) = assembled([&ptxas, &nvdisasm], (&task, &config), &folder.join("stores.cubin"));
             assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{text}: {made:?}");
-            let all = nvidia::disassembled(&nvdisasm, &cubin);
             let words = ["UTMASTG", "STSM", "STS.64", " STG.E", "SHFL.BFLY", "WARPGROUP.DEPBAR", "HGMMA", ";"];
             (made.registers, words.map(|word| all.matches(word).count()))
         };
