@@ -1,7 +1,7 @@
 //! Wrapper functions of an exported object, which check their arguments before any code of the kernel runs.
 //!
-//! They are compiled for the family's baseline CPU, so that they can report missing CPU features. All other
-//! symbols are internal, and other objects cannot interpose the exported ones.
+//! Wrappers are compiled for the family's baseline CPU, so that they can report missing CPU features. All
+//! other symbols are internal, and other objects cannot interpose the exported ones.
 
 use tilewright_ir::{OpenSize, Part, Stmt};
 

@@ -1,7 +1,7 @@
 //! Bulk copies of boxes of arrays, which one thread issues and the GPU's TMA unit performs.
 //!
-//! One thread of a block fills buffers of the scopes `bulk` and `fed`, with a loop nest around a store that
-//! copies a box of global memory to contiguous shared memory:
+//! A single thread of a block fills buffers of the scopes `bulk` and `fed`, with a loop nest around a store
+//! that copies a box of global memory to contiguous shared memory:
 //!
 //! ```text
 //! for r in 128 {
