@@ -756,7 +756,12 @@ impl Scheduler {
                     WorkerEvent::Reply(Reply::Timed { conditions, .. }) => conditions.clone(),
                     _ => Conditions::default(),
                 };
-                let (outcome, limit) = self.outcome(answer, self.run_timeout(&self.candidates[place]), part);
+                let timeout = self.run_timeout(&self.candidates[place]);
+                let (outcome, limit) = match self.outcome(answer, timeout, part) {
+                    // On a busy machine, a slow kernel may finish before its timeout is enforced.
+                    (Outcome::Measured(timing), _) if timing.min_ns > timeout.as_nanos() as f64 => timed_out(timeout),
+                    outcome => outcome,
+                };
                 CandidateState::Done(Measured { outcome, seconds, limit, conditions })
             }
         };
@@ -780,9 +785,8 @@ impl Scheduler {
             WorkerEvent::Died(status) => (ErrorClass::RuntimeError, describe(status), self.limit_of_crash(status)),
             WorkerEvent::DeviceLost(why) => (ErrorClass::Unknown, why, None),
             WorkerEvent::TimedOut => {
-                let limit = timeout.as_secs_f64();
-                *took += limit;
-                (ErrorClass::RunTimeout, format!("not finished within {limit} s"), Some(Limit::RunS(limit)))
+                *took += timeout.as_secs_f64();
+                return timed_out(timeout);
             }
         };
         (Outcome::Failed { class, message }, limit)
@@ -837,6 +841,13 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// Outcome of a candidate whose run exceeds the timeout, with that limit.
+fn timed_out(timeout: Duration) -> (Outcome, Option<Limit>) {
+    let limit = timeout.as_secs_f64();
+    let message = format!("not finished within {limit} s");
+    (Outcome::Failed { class: ErrorClass::RunTimeout, message }, Some(Limit::RunS(limit)))
 }
 
 fn failed(class: ErrorClass, message: String, seconds: Seconds, limit: Option<Limit>) -> Measured {
@@ -1100,6 +1111,19 @@ mod tests {
                 assert_eq!(t.done(), []);
                 assert!(t.said.last().is_some_and(|said| said.contains("build")), "{:?}", t.said);
             }
+        }
+    }
+
+    #[test]
+    fn a_kernel_slower_than_the_timeout_fails_even_where_it_was_not_interrupted() {
+        for (factor, expected) in [(1.0, None), (1.1, Some(ErrorClass::RunTimeout))] {
+            let mut t = Trace::new(1);
+            t.submit(1);
+            t.built(0, 0);
+            t.prepared(0, 0);
+            t.checked(0, 0, MS, true);
+            t.timed(0, 0, factor * t.scheduler.policy.run_timeout.as_nanos() as f64);
+            assert_eq!(t.done(), [(0, expected)]);
         }
     }
 
