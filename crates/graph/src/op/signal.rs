@@ -181,11 +181,20 @@ impl Operation for Dft {
 }
 
 impl Stft {
+    /// Returns the number of signals, their length, and the parts of each number: 1 if real, 2 if complex.
+    ///
+    /// Exporters leave out the last dimension of real signals, and ONNX Runtime accepts that.
+    fn signals(shape: &[usize]) -> Result<[usize; 3], OpError> {
+        match *shape {
+            [batch, n] => Ok([batch, n, 1]),
+            [batch, n, parts @ (1 | 2)] => Ok([batch, n, parts]),
+            _ => Err(invalid!("a signal of shape {shape:?} should be [batch, length] or [batch, length, 1 or 2]")),
+        }
+    }
+
     /// Returns the step, the window's length, the number of windows, and the number of terms of each.
     fn sizes(&self, inputs: Inputs<'_>) -> Result<(usize, usize, usize, usize), OpError> {
-        let &[_, n, 1 | 2] = inputs.shape(0)? else {
-            return Err(invalid!("a signal of shape {:?} should have 3 dimensions", inputs.shape(0)?));
-        };
+        let [_, n, _] = Stft::signals(inputs.shape(0)?)?;
         let step = size(number(inputs.tensor(1)?)?)?;
         let length = match (inputs.optional_tensor(3)?, inputs.optional(2)) {
             (Some(length), _) => size(number(length)?)?,
@@ -210,7 +219,7 @@ impl Operation for Stft {
         let ty = self.infer(inputs)?.remove(0);
         let (step, length, n_windows, n_out) = self.sizes(inputs)?;
         let x = inputs.tensor(0)?;
-        let &[batch, n, parts] = x.shape() else { unreachable!("three dimensions") };
+        let [batch, n, parts] = Stft::signals(x.shape())?;
         let numbers = x.floats();
         let window = inputs.optional_tensor(2)?.map_or_else(|| vec![1.0; length], Tensor::floats);
         let mut out = Vec::with_capacity(ty.n_elements());

@@ -113,7 +113,9 @@ impl NodeImport<'_> {
     pub(super) fn windows_of_fourier(&mut self, _: &Stft) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_real(x)?;
-        let ([batch, n, parts], [_, n_windows, n_out, _]) = (self.sizes_of(x)?, self.sizes_of(to)?);
+        let shape = self.shape(0)?;
+        let (batch, n, parts) = (shape[0], shape[1], shape.get(2).copied().unwrap_or(1));
+        let [_, n_windows, n_out, _] = self.sizes_of(to)?;
         let step = self.known_number(1)? as i64;
         let length = match (self.try_input(3), self.try_input(2)) {
             (Some(_), _) => self.known_number(3)? as i64,
