@@ -548,9 +548,8 @@ fn saved_models_of_onnx_runtime_are_read() {
             graph.extend(field(11, declared(name, x.dtype(), &shape)));
         }
         graph.extend(field(12, field(1, "y")));
-        let opset = field(8, [field(1, "com.microsoft"), int(2, 1)].concat());
-        let file = Bytes::from([model(23, graph).to_vec(), opset].concat());
-        evaluate(&read(&file).unwrap(), &given).unwrap().remove(0)
+        // As by Intel's quantizer, the model does not say that it uses ONNX Runtime's operators.
+        evaluate(&read(&model(23, graph)).unwrap(), &given).unwrap().remove(0)
     };
     let theirs = |op: &str, inputs: &[&str], attributes: &[(&str, Attr)]| {
         node_of("com.microsoft", op, inputs, &["y"], attributes)
