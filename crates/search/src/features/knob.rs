@@ -10,9 +10,9 @@ const MAX_TABLE: u64 = 1 << 14;
 
 /// Encoder of the configurations of one space as feature vectors.
 ///
-/// An ordinal is encoded as its number, a factorization as its factors, a categorical as a one-hot vector,
-/// and a permutation as the position of each of its names. [`KnobFeatures::aligned`] adds the alignments of
-/// ordinals.
+/// Numbers in order are encoded as numbers, a factorization as its factors, other categories as a one-hot
+/// vector, and a permutation as the position of each of its names. [`KnobFeatures::aligned`] adds the
+/// alignments of ordinals.
 #[derive(Debug, Clone)]
 pub struct KnobFeatures {
     space: Arc<Space>,
@@ -37,15 +37,15 @@ impl KnobFeatures {
     pub fn new(space: &Arc<Space>) -> KnobFeatures {
         let ranks = vec![0; space.n_parameters()];
         let knob = |(parameter, name): (usize, &str)| {
-            let domain = space.domain(parameter);
+            let (domain, is_ordered) = (space.domain(parameter), space.is_ordered(parameter));
             let mut table = Vec::new();
             if space.n_values(parameter) <= MAX_TABLE {
                 let any = Config::new(ranks.clone());
                 for rank in 0..space.n_values(parameter) {
-                    write(domain, &space.value(&any.with(parameter, rank), name), &mut table);
+                    write(domain, is_ordered, &space.value(&any.with(parameter, rank), name), &mut table);
                 }
             }
-            Knob { name: name.to_owned(), n_features: width(domain), table }
+            Knob { name: name.to_owned(), n_features: if is_ordered { 1 } else { width(domain) }, table }
         };
         let parameters: Vec<Knob> = space.names().enumerate().map(knob).collect();
         let n_features = parameters.iter().map(|knob| knob.n_features).sum();
@@ -69,7 +69,8 @@ impl KnobFeatures {
         let mut out = Vec::with_capacity(self.n_features);
         for (parameter, knob) in self.parameters.iter().enumerate() {
             if knob.table.is_empty() {
-                write(self.space.domain(parameter), &self.space.value(config, &knob.name), &mut out);
+                let (domain, is_ordered) = (self.space.domain(parameter), self.space.is_ordered(parameter));
+                write(domain, is_ordered, &self.space.value(config, &knob.name), &mut out);
             } else {
                 let rank = config.ranks()[parameter] as usize;
                 out.extend_from_slice(&knob.table[rank * knob.n_features..][..knob.n_features]);
@@ -91,8 +92,11 @@ fn width(domain: &Domain) -> usize {
     }
 }
 
-fn write(domain: &Domain, value: &Value, out: &mut Vec<f32>) {
+fn write(domain: &Domain, is_ordered: bool, value: &Value, out: &mut Vec<f32>) {
     match domain {
+        Domain::Categorical(_) if is_ordered => {
+            out.push(value.text().parse().expect("invariant: ordered categories are numbers"));
+        }
         Domain::Factorization { .. } => out.extend(value.factors().iter().map(|&factor| factor as f32)),
         Domain::Ordinal(_) => out.push(value.int() as f32),
         Domain::Categorical(values) => out.extend(values.iter().map(|v| f32::from(u8::from(v == value.text())))),

@@ -34,8 +34,8 @@ impl ProcessFeatures {
         for columns in unit.parameters().chunk_by(|a, b| a == b) {
             let (n_groups, spread) = match space.domain(columns[0]) {
                 Domain::Factorization { .. } => (columns.len(), OTHER_SPREAD),
-                Domain::Ordinal(_) => (1, LISTED_SPREAD),
-                Domain::Categorical(_) | Domain::Permutation(_) => (1, OTHER_SPREAD),
+                _ if space.is_ordered(columns[0]) => (1, LISTED_SPREAD),
+                Domain::Ordinal(_) | Domain::Categorical(_) | Domain::Permutation(_) => (1, OTHER_SPREAD),
             };
             groups.extend((0..columns.len()).map(|at| spreads.len() + at.min(n_groups - 1)));
             spreads.extend(std::iter::repeat_n(spread, n_groups));

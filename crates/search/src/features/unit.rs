@@ -8,9 +8,9 @@ use crate::space::{Config, Domain, Space};
 /// Encoder of the configurations of one space as points of the unit cube, where distances along each
 /// parameter are comparable.
 ///
-/// An ordinal is encoded as its rank, because the values that a template lists differ about equally; a
-/// factorization as the logarithms of its factors; a categorical as a one-hot vector; a permutation as the
-/// position of each of its names.
+/// Numbers in order are encoded as their rank, because the values that a template lists differ about equally;
+/// a factorization as the logarithms of its factors; other categories as a one-hot vector; a permutation as
+/// the position of each of its names.
 #[derive(Debug, Clone)]
 pub struct UnitFeatures {
     knobs: KnobFeatures,
@@ -30,10 +30,13 @@ impl UnitFeatures {
     pub fn new(space: &Arc<Space>) -> UnitFeatures {
         let mut columns = Vec::new();
         for parameter in 0..space.n_parameters() {
+            let n_values = space.n_values(parameter);
             let (scale, width) = match space.domain(parameter) {
-                Domain::Ordinal(values) => (FeatureScale::Rank(1.0 / (values.len().max(2) - 1) as f32), 1),
+                _ if space.is_ordered(parameter) => (FeatureScale::Rank(1.0 / (n_values.max(2) - 1) as f32), 1),
                 Domain::Factorization { n, parts } => (FeatureScale::Log(1.0 / (*n.max(&2) as f32).log2()), *parts),
-                Domain::Categorical(values) => (FeatureScale::Linear(std::f32::consts::FRAC_1_SQRT_2), values.len()),
+                Domain::Ordinal(_) | Domain::Categorical(_) => {
+                    (FeatureScale::Linear(std::f32::consts::FRAC_1_SQRT_2), n_values as usize)
+                }
                 Domain::Permutation(names) => {
                     (FeatureScale::Linear(1.0 / (names.len().max(2) - 1) as f32), names.len())
                 }

@@ -309,8 +309,8 @@ impl Actions {
     fn new(space: &Arc<Space>) -> Actions {
         let mut n_actions = 0;
         let n_of = |parameter| match space.domain(parameter) {
-            Domain::Ordinal(_) => 2,
-            Domain::Categorical(_) => space.n_values(parameter).min(MOST_CATEGORIES) as usize,
+            _ if space.is_ordered(parameter) => 2,
+            Domain::Ordinal(_) | Domain::Categorical(_) => space.n_values(parameter).min(MOST_CATEGORIES) as usize,
             Domain::Factorization { parts, .. } => space.prime_powers(parameter).len() * parts * parts,
             Domain::Permutation(names) => names.len() - 1,
         };
@@ -347,9 +347,9 @@ impl Actions {
 
     fn action(&self, parameter: usize, (here, value): (u64, &Value), there: u64) -> usize {
         let of_parameter = match self.space.domain(parameter) {
-            Domain::Ordinal(_) => usize::from(there > here),
-            Domain::Categorical(values) => {
-                let n = values.len() as u64;
+            _ if self.space.is_ordered(parameter) => usize::from(there > here),
+            Domain::Ordinal(_) | Domain::Categorical(_) => {
+                let n = self.space.n_values(parameter);
                 (there * n.min(MOST_CATEGORIES) / n) as usize
             }
             Domain::Factorization { parts, .. } => {

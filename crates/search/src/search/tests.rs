@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::conformance::{self, gemm, measured, mixed, smooth, space};
-use crate::space::Parameter;
+use crate::space::{Domain, Parameter};
 
 /// Options of a search for tests: cost models with little training and annealing, and small networks.
 fn quick(name: &'static str) -> &'static str {
@@ -46,6 +46,25 @@ fn the_seed_decides_the_proposals() {
         let of_seed = |seed| conformance::run(&maker(quick(row.name)), &gemm(), smooth, seed, 16, 500);
         assert_eq!(of_seed(7), of_seed(7), "{}", row.name);
         assert!(row.name == "grid" || of_seed(7) != of_seed(8), "{}", row.name);
+    }
+}
+
+/// Fractions are texts in a space, and their order counts as that of integers does.
+#[test]
+fn fractions_are_searched_like_integers() {
+    let bowl = |_: &Space, config: &Config| {
+        let off = |(&rank, aim): (&u64, u64)| rank.abs_diff(aim).pow(2);
+        measured(1.0 + config.ranks().iter().zip([9, 2, 5]).map(off).sum::<u64>() as f64)
+    };
+    let of = |values: &str| {
+        let parameter = |name| Parameter::of_data(name, &crate::expression::list(values).unwrap());
+        space(["a", "b", "c"].map(parameter).to_vec(), vec![])
+    };
+    let (integers, fractions) = (of("[2**i for i in range(12)]"), of("[2**i / 16 for i in range(12)]"));
+    assert!(matches!(fractions.domain(0), Domain::Categorical(texts) if texts[..2] == ["0.0625", "0.125"]));
+    for row in SEARCHES {
+        let proposals = |space| conformance::run(&maker(quick(row.name)), space, bowl, 3, 4, 60);
+        assert_eq!(proposals(&fractions), proposals(&integers), "{}", row.name);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Parameters and their domains, each with its own topology.
 
+use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::hash::Hash;
 
@@ -22,7 +23,8 @@ pub enum Domain {
     },
     /// Ordinal: numbers in a meaningful order. Neighbours: the adjacent entries.
     Ordinal(Vec<i64>),
-    /// Categorical: alternatives without order. Neighbours: every other one.
+    /// Categorical: alternatives without order, or numbers that ascend or descend, such as fractions.
+    /// Neighbours: every other one, or the adjacent entries of numbers.
     Categorical(Vec<String>),
     /// Permutation of these names. Neighbours: two adjacent entries swapped.
     Permutation(Vec<String>),
@@ -62,8 +64,18 @@ impl Parameter {
     }
 
     /// Makes a parameter of the values of an expression: ordinal if all are integers, else categorical with
-    /// texts as Python writes them.
+    /// texts as Python writes them. Numbers that neither ascend nor descend are put into ascending order.
     pub fn of_data(name: &str, values: &[Datum]) -> Parameter {
+        let number = |datum: &Datum| match datum {
+            Datum::Int(number) => Some(*number as f64),
+            Datum::Float(number) => Some(*number),
+            _ => None,
+        };
+        let mut values = values.to_vec();
+        let numbers: Option<Vec<f64>> = values.iter().map(number).collect();
+        if numbers.is_some_and(|numbers| !is_monotonic(&numbers)) {
+            values.sort_by(|a, b| number(a).partial_cmp(&number(b)).unwrap_or(Ordering::Equal));
+        }
         let whole = |datum: &Datum| if let Datum::Int(number) = datum { Some(*number) } else { None };
         let domain = match values.iter().map(whole).collect() {
             Some(numbers) => Domain::Ordinal(numbers),
@@ -88,6 +100,23 @@ impl Parameter {
     }
 }
 
+/// Whether numbers ascend or descend.
+fn is_monotonic(numbers: &[f64]) -> bool {
+    numbers.is_sorted_by(|a, b| a < b) || numbers.is_sorted_by(|a, b| a > b)
+}
+
+/// Whether the values of a domain are numbers in order.
+fn is_ordered(domain: &Domain) -> bool {
+    let number = |text: &String| text.parse().ok().filter(|number: &f64| number.is_finite());
+    match domain {
+        Domain::Ordinal(_) => true,
+        Domain::Categorical(texts) => {
+            texts.iter().map(number).collect::<Option<Vec<f64>>>().is_some_and(|numbers| is_monotonic(&numbers))
+        }
+        Domain::Factorization { .. } | Domain::Permutation(_) => false,
+    }
+}
+
 fn owned(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| name.to_string()).collect()
 }
@@ -99,6 +128,8 @@ pub(super) struct CountedParameter {
     pub(super) domain: Domain,
     pub(super) optional: bool,
     pub(super) len: u64,
+    /// Whether the values are numbers in order.
+    pub(super) is_ordered: bool,
     /// Prime factors of the product of a factorization; empty otherwise.
     pub(super) primes: Primes,
 }
@@ -125,7 +156,7 @@ impl CountedParameter {
         match len {
             Some(0) => Err(SpaceError::NoValues { parameter: name }),
             None => Err(SpaceError::TooLarge { parameters: vec![name] }),
-            Some(len) => Ok(CountedParameter { name, domain, optional, len, primes }),
+            Some(len) => Ok(CountedParameter { is_ordered: is_ordered(&domain), name, domain, optional, len, primes }),
         }
     }
 
@@ -218,10 +249,10 @@ impl CountedParameter {
     pub(super) fn neighbours(&self, rank: u64) -> Vec<u64> {
         match &self.domain {
             Domain::Factorization { parts, .. } => self.primes.neighbours(*parts, rank),
-            Domain::Ordinal(_) => {
+            Domain::Ordinal(_) | Domain::Categorical(_) if self.is_ordered => {
                 rank.checked_sub(1).into_iter().chain(Some(rank + 1).filter(|&r| r < self.len)).collect()
             }
-            Domain::Categorical(_) => (0..self.len).filter(|&other| other != rank).collect(),
+            Domain::Ordinal(_) | Domain::Categorical(_) => (0..self.len).filter(|&other| other != rank).collect(),
             Domain::Permutation(names) => permutation::neighbours(names.len(), rank),
         }
     }

@@ -317,6 +317,12 @@ impl Space {
         &self.axes[parameter].domain
     }
 
+    /// Whether the values of a parameter are numbers in order: those of an ordinal, or categories whose texts
+    /// are numbers that ascend or descend.
+    pub fn is_ordered(&self, parameter: usize) -> bool {
+        self.axes[parameter].is_ordered
+    }
+
     /// Whether a configuration in JSON may omit a parameter.
     pub fn is_optional(&self, parameter: usize) -> bool {
         self.axes[parameter].optional

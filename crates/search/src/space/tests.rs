@@ -500,6 +500,11 @@ fn texts_that_are_numbers_or_yes_and_no_are_read_as_such() {
         Parameter::boolean("own"),
     ];
     assert_eq!(parameters[2].domain, Domain::Ordinal(vec![1, 2, 4, 8]));
+    let unsorted = |text: &str| Parameter::of_data("x", &crate::expression::list(text).unwrap()).domain;
+    assert_eq!(unsorted("[4, 1, 8]"), Domain::Ordinal(vec![1, 4, 8]));
+    assert_eq!(unsorted("[8, 4, 1]"), Domain::Ordinal(vec![8, 4, 1]));
+    assert_eq!(unsorted("[1, 0.25, 0.5]"), unsorted("[0.25, 0.5, 1]"));
+    assert_eq!(unsorted("['b', 'a', 1]"), Domain::Categorical(["b", "a", "1"].map(String::from).to_vec()));
     let space = by_expressions(&parameters, &["alpha * tile <= 2 or not on", "own == on"]).unwrap();
     // With `on`: 2 + 2 + ... pairs whose product is at most 2, each with one value of `own`.
     assert_eq!(space.size(), (3 + 2 + 1) + 3 * 4);
