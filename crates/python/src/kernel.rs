@@ -12,7 +12,7 @@ use tilewright_ir::Role;
 use tilewright_runtime::Port;
 
 use crate::contexts::{ContextPool, Signature};
-use crate::value;
+use crate::value::{self, Threads};
 
 /// Kernel in this process: the best recorded configuration, or the machine model's guess, compiled for this
 /// machine.
@@ -52,16 +52,16 @@ fn checked(workload: &Workload, mut given: Vec<(String, Vec<u8>)>) -> PyResult<V
 #[pymethods]
 impl Kernel {
     #[new]
-    #[pyo3(signature = (workload, *, threads=1, db=None, constants=Vec::new(), store=None))]
+    #[pyo3(signature = (workload, *, threads=Threads(1), db=None, constants=Vec::new(), store=None))]
     fn new(
         py: Python,
         workload: &str,
-        threads: usize,
+        threads: Threads,
         db: Option<PathBuf>,
         constants: Vec<(String, Vec<u8>)>,
         store: Option<String>,
     ) -> PyResult<Kernel> {
-        let workload = Workload::parse(workload).map_err(value::refuse)?;
+        let (workload, threads) = (Workload::parse(workload).map_err(value::refuse)?, threads.0);
         let constants = checked(&workload, constants)?;
         let made = || -> Result<_, tilewright::Error> {
             let database = Database::new(db.as_deref())?.before(SharedStore::of_user(store.as_deref())?);

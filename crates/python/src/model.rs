@@ -13,7 +13,7 @@ use tilewright_model::{CompileOptions, ValueId, compile_known, lower, read_model
 use tilewright_runtime::AnyModel;
 
 use crate::contexts::{ContextPool, Signature};
-use crate::value;
+use crate::value::{self, Threads, Whole};
 
 /// Interval of checks for an interrupt while Python waits for a model.
 const WAIT: Duration = Duration::from_millis(50);
@@ -151,22 +151,25 @@ pub struct Model {
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (file, *, dims=Vec::new(), shapes=Vec::new(), values=Vec::new(), threads=1, exact=false, bf16=false, db=None, store=None))]
+    #[pyo3(signature = (file, *, dims=Vec::new(), shapes=Vec::new(), values=Vec::new(), threads=Threads(1), exact=false, bf16=false, db=None, store=None))]
     #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
         py: Python,
         file: PathBuf,
-        dims: Vec<(String, usize)>,
-        shapes: Vec<(String, Vec<usize>)>,
+        dims: Vec<(String, Whole<usize>)>,
+        shapes: Vec<(String, Vec<Whole<usize>>)>,
         values: Vec<(String, String)>,
-        threads: usize,
+        threads: Threads,
         exact: bool,
         bf16: bool,
         db: Option<PathBuf>,
         store: Option<String>,
     ) -> PyResult<Model> {
+        let dims = dims.into_iter().map(|(name, size)| (name, size.0)).collect();
+        let shape = |shape: Vec<Whole<usize>>| shape.into_iter().map(|size| size.0).collect();
+        let shapes = shapes.into_iter().map(|(name, sizes)| (name, shape(sizes))).collect();
         let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX, ..Bindings::default() };
-        let request = ModelRequest { file: file.clone(), bindings, threads, exact, bf16, db, store };
+        let request = ModelRequest { file: file.clone(), bindings, threads: threads.0, exact, bf16, db, store };
         let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;
         value::warn(py, &loaded.notes)?;
         Ok(Model { file, loaded })

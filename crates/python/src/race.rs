@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tilewright::referee::{Rules, race_calls};
 
-use crate::value;
+use crate::value::{self, Whole};
 
 /// Races callables, by name, in interleaved rounds whose order is shuffled, and names the winner or declares
 /// a tie; with `allow`, a relative tolerance, also reports which are slower than the first by more. An
@@ -20,9 +20,9 @@ use crate::value;
 pub fn race<'py>(
     py: Python<'py>,
     callables: &Bound<'py, PyDict>,
-    rounds: Option<usize>,
+    rounds: Option<Whole<usize>>,
     time: Option<f64>,
-    seed: Option<u64>,
+    seed: Option<Whole<u64>>,
     allow: Option<f64>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (mut names, mut functions) = (Vec::new(), Vec::new());
@@ -36,9 +36,9 @@ pub fn race<'py>(
     };
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
     let rules = Rules {
-        rounds,
+        rounds: rounds.map(|rounds| rounds.0),
         time: time.map(seconds).transpose()?,
-        seed: seed.unwrap_or_else(|| now() % 1_000_000_007),
+        seed: seed.map_or_else(|| now() % 1_000_000_007, |seed| seed.0),
         allow,
     };
     let mut raised = None;

@@ -10,7 +10,7 @@ use tilewright_formats::{name_of, read};
 use tilewright_search::{AtBudget, Outcome, RecordedSpace, ReplayPlan};
 
 use crate::space::Space;
-use crate::value;
+use crate::value::{self, Threads, Whole};
 
 /// Interval of checks for an interrupt of Python.
 const LOOK: Duration = Duration::from_millis(50);
@@ -107,22 +107,22 @@ impl Recorded {
         &self,
         py: Python<'py>,
         search: String,
-        budgets: Vec<u64>,
-        repeats: usize,
-        seed: u64,
-        batch: usize,
-        threads: usize,
+        budgets: Vec<Whole<u64, 1>>,
+        repeats: Whole<usize, 1>,
+        seed: Whole<u64>,
+        batch: Whole<usize, 1>,
+        threads: Threads,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if budgets.is_empty() || budgets.contains(&0) || repeats == 0 {
-            return Err(value::refuse("budgets and repeats are numbers above 0"));
+        if budgets.is_empty() {
+            return Err(value::refuse("there is no budget (give a number of trials, such as 100)"));
         }
         let plan = ReplayPlan {
             search,
-            budgets,
-            n_repeats: repeats,
-            seed,
-            batch: batch.max(1),
-            n_threads: threads.max(1),
+            budgets: budgets.into_iter().map(|budget| budget.0).collect(),
+            n_repeats: repeats.0,
+            seed: seed.0,
+            batch: batch.0,
+            n_threads: threads.0,
             guesses: Vec::new(),
         };
         let stop = AtomicBool::new(false);

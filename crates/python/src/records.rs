@@ -8,7 +8,7 @@ use tilewright::{Caches, Database, Note, Session, SharedStore, Workload, is_own,
 use tilewright_device::host;
 
 use crate::run::Worker;
-use crate::value;
+use crate::value::{self, Threads};
 
 /// Database of records: that of the command `tilewright`, or a file.
 #[pyclass(frozen, module = "tilewright")]
@@ -48,12 +48,12 @@ impl Records {
     }
 
     /// Best record of a workload, a command or a kernel for this machine; None without records.
-    #[pyo3(signature = (workload, *, threads=1, template=None))]
+    #[pyo3(signature = (workload, *, threads=Threads(1), template=None))]
     fn best<'py>(
         &self,
         py: Python<'py>,
         workload: &str,
-        threads: usize,
+        threads: Threads,
         template: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let best = py.detach(|| {
@@ -61,13 +61,13 @@ impl Records {
                 return Session::new(self.database.clone(), Worker::none()).best_own(
                     workload,
                     &host::target(),
-                    threads,
+                    threads.0,
                 );
             }
             let workload = Workload::parse(workload).map_err(tilewright::Error::input)?;
             let target = target_name(&host::target(), Caches::Warm);
             let database = self.database.clone().before(SharedStore::of_user(None)?);
-            Ok(database.records()?.best(&workload, &target, threads, template)?.0)
+            Ok(database.records()?.best(&workload, &target, threads.0, template)?.0)
         });
         let best = best.map_err(value::error)?;
         value::python(py, &serde_json::to_value(best).expect("invariant: it is numbers and texts by name"))

@@ -148,32 +148,35 @@ fn event(note: &Note, space: &Space, value: &dyn Fn(f64) -> f64) -> Option<Json>
     }
 }
 
-/// Converts a time in seconds.
-fn seconds(time: Option<f64>) -> PyResult<Option<Duration>> {
-    let refuse = |time: f64| value::refuse(format!("time takes a number of seconds above 0, not {time}"));
-    let duration = |time: f64| Duration::try_from_secs_f64(time).ok().filter(|d| !d.is_zero()).ok_or(refuse(time));
-    time.map(duration).transpose()
-}
-
 /// Names of the settings of a request.
 const SETTINGS: [&str; 10] =
     ["search", "trials", "time", "seed", "threads", "race", "to_the_end", "timeout", "build_timeout", "memory_bytes"];
 
 /// Sets one of the [`SETTINGS`].
 fn set(request: Request, name: &str, given: Json) -> PyResult<Request> {
-    let refuse = |error: serde_json::Error| value::refuse(format!("{name}: {error}"));
-    let time = |given: Json| seconds(serde_json::from_value(given).map_err(refuse)?);
+    let wrong = |takes: &str| value::refuse(format!("{name} takes {takes}, not {given}"));
+    let flag = || given.as_bool().ok_or_else(|| wrong("True or False"));
+    let whole = |least: u64| {
+        let number = given.as_u64().filter(|number| *number >= least);
+        number.ok_or_else(|| wrong(&format!("a whole number of {least} or above")))
+    };
+    let time = || {
+        let time = given.as_f64().and_then(|time| Duration::try_from_secs_f64(time).ok());
+        time.filter(|time| !time.is_zero()).ok_or_else(|| wrong("a number of seconds above 0"))
+    };
     Ok(match name {
-        "search" => request.search(serde_json::from_value::<String>(given).map_err(refuse)?),
-        "trials" => request.trials(serde_json::from_value::<Option<u64>>(given).map_err(refuse)?),
-        "time" => request.time(time(given)?),
-        "seed" => request.seed(serde_json::from_value(given).map_err(refuse)?),
-        "threads" => request.threads(serde_json::from_value(given).map_err(refuse)?),
-        "race" => request.race(serde_json::from_value(given).map_err(refuse)?),
-        "to_the_end" => request.to_the_end(serde_json::from_value(given).map_err(refuse)?),
-        "timeout" => request.run_timeout(time(given)?),
-        "build_timeout" => request.build_timeout(time(given)?),
-        "memory_bytes" => request.memory_bytes(serde_json::from_value::<Option<u64>>(given).map_err(refuse)?),
+        "search" => request.search(given.as_str().ok_or_else(|| wrong("a text"))?),
+        "seed" => request.seed(whole(0)?),
+        "threads" => request.threads(usize::try_from(whole(1)?).map_err(value::refuse)?),
+        "race" => request.race(flag()?),
+        "to_the_end" => request.to_the_end(flag()?),
+        // Without a limit, the default holds.
+        _ if given.is_null() => request,
+        "trials" => request.trials(whole(1)?),
+        "time" => request.time(time()?),
+        "timeout" => request.run_timeout(time()?),
+        "build_timeout" => request.build_timeout(time()?),
+        "memory_bytes" => request.memory_bytes(whole(1)?),
         _ => return Err(value::refuse(format!("there is no setting {name}"))),
     })
 }
@@ -210,6 +213,14 @@ pub fn start_workload(
 pub fn start_command(request: &Bound<PyAny>, worker: Vec<String>, db: Option<PathBuf>) -> PyResult<Running> {
     let (settings, command): (Map<String, Json>, Map<String, Json>) =
         entries(request)?.into_iter().partition(|(name, _)| SETTINGS.contains(&name.as_str()));
+    // Each field by itself, so that the message names it.
+    let wrong = |(name, given): (&String, &Json)| {
+        let field = Map::from_iter([(name.clone(), given.clone())]);
+        serde_json::from_value::<Command>(Json::Object(field)).err().map(|error| format!("{name}: {error}"))
+    };
+    if let Some(reason) = command.iter().find_map(wrong) {
+        return Err(value::refuse(reason));
+    }
     let command: Command = serde_json::from_value(Json::Object(command)).map_err(value::refuse)?;
     Running::start(with_settings(Request::new(command), settings)?, db, worker)
 }

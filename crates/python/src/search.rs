@@ -8,7 +8,7 @@ use serde_json::json;
 use tilewright_search::{ErrorClass, Outcome, SEARCHES, Timing, Trial};
 
 use crate::space::Space;
-use crate::value;
+use crate::value::{self, Whole};
 
 /// Search over a space: `ask` returns configurations to measure, and `tell` takes their results.
 ///
@@ -27,9 +27,9 @@ pub struct Search {
 #[pymethods]
 impl Search {
     #[new]
-    #[pyo3(signature = (name, space, seed=0, *, maximize=false))]
-    fn new(name: &str, space: Bound<Space>, seed: u64, maximize: bool) -> PyResult<Search> {
-        let search = tilewright_search::build(name, &space.get().space, seed).map_err(value::refuse)?;
+    #[pyo3(signature = (name, space, seed=Whole(0), *, maximize=false))]
+    fn new(name: &str, space: Bound<Space>, seed: Whole<u64>, maximize: bool) -> PyResult<Search> {
+        let search = tilewright_search::build(name, &space.get().space, seed.0).map_err(value::refuse)?;
         Ok(Search { space: space.unbind(), name: name.to_owned(), maximize, search: Mutex::new(search) })
     }
 
@@ -47,8 +47,9 @@ impl Search {
 
     /// Up to `n` configurations to measure, none of which was proposed or told before; empty once the space
     /// is exhausted.
-    #[pyo3(signature = (n=1))]
-    fn ask<'py>(&self, py: Python<'py>, n: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    #[pyo3(signature = (n=Whole(1)))]
+    fn ask<'py>(&self, py: Python<'py>, n: Whole<usize>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let n = n.0;
         let configs = py.detach(|| {
             let mut search = self.search.lock().unwrap_or_else(PoisonError::into_inner);
             let mut configs = search.propose(n);
@@ -90,7 +91,7 @@ fn outcome(result: &Bound<PyAny>, maximize: bool) -> PyResult<Outcome> {
     }
     let cost = result.extract::<f64>().ok().and_then(|value| Timing::cost_of(value, maximize));
     let cost = cost.ok_or_else(|| {
-        let found = result.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string());
+        let found = value::repr(result);
         let mend = "tell a number of 0 or above, or Failure(\"runtime_error\") for a failure";
         value::refuse(format!("{found} is no result: {mend}"))
     })?;

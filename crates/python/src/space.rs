@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyDict, PyIterator, PyList, PyString};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright::{Request, Workload};
 use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames};
 use tilewright_search::{self as core, Config, Constraint, ListedProduct, Parameter, Value};
 
-use crate::value;
+use crate::value::{self, Threads, Whole};
 
 /// Name of spaces made from Python.
 const NAME: &str = "python";
@@ -58,7 +58,7 @@ impl Listed {
 /// Sorts values in the order in which searches see them; returns them with their representations there.
 fn ordered<'py>(values: &Bound<'py, PyAny>) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Datum>)> {
     let mut pairs = Vec::new();
-    for value in values.try_iter()? {
+    for value in listed(values, "a list of values, such as [8, 16, 32]")? {
         let value = value?;
         pairs.push((value::datum(&value)?, value));
     }
@@ -72,6 +72,12 @@ fn ordered<'py>(values: &Bound<'py, PyAny>) -> PyResult<(Vec<Bound<'py, PyAny>>,
     }
     let (data, values) = pairs.into_iter().unzip();
     Ok((values, data))
+}
+
+/// Iterates over a list, and refuses texts and what cannot be iterated over; `takes` says what to give.
+fn listed<'py>(given: &Bound<'py, PyAny>, takes: &str) -> PyResult<Bound<'py, PyIterator>> {
+    let items = if given.is_instance_of::<PyString>() { None } else { given.try_iter().ok() };
+    items.ok_or_else(|| value::refuse(format!("give {takes}, not {}", value::repr(given))))
 }
 
 /// Makes the parameter of these values. Non-integers are represented by their indices in ascending order.
@@ -129,11 +135,13 @@ fn texts(restrictions: Option<&Bound<PyAny>>) -> PyResult<Vec<String>> {
         let item = item?;
         item.extract::<String>().map_err(|_| {
             let advice = "write it as a text, such as \"tile * threads <= 64\", or list what is legal";
-            let found = item.repr().map_or("it".to_owned(), |text| text.to_string());
+            let found = value::repr(&item);
             value::refuse(format!("the restriction {found} is no text ({advice} with configurations=)"))
         })
     };
-    restrictions.try_iter()?.map(text).collect()
+    listed(restrictions, "a restriction as a text, such as \"tile * threads <= 64\", or a list of them")?
+        .map(text)
+        .collect()
 }
 
 #[pymethods]
@@ -151,7 +159,8 @@ impl Space {
         }
         let (mut parameters, mut data, mut listed) = (Vec::new(), Vec::new(), Vec::new());
         for (name, values) in params.iter() {
-            let text: String = name.extract()?;
+            let no_text = |_| value::refuse(format!("a parameter's name is a text, not {}", value::repr(&name)));
+            let text: String = name.extract().map_err(no_text)?;
             let wrong = |error: PyErr| value::refuse(format!("parameter {text}: {}", error.value(py)));
             let (values, of_values) = ordered(&values).map_err(wrong)?;
             let ranks = PyDict::new(py);
@@ -181,7 +190,8 @@ impl Space {
                 return Err(value::refuse("give restrictions or configurations, which say themselves what is legal"));
             }
             Some(configurations) => {
-                let configs = configurations.try_iter()?.map(|item| ranks(&listed, &item?));
+                let configurations = self::listed(configurations, "a list of configurations: dicts or tuples")?;
+                let configs = configurations.map(|item| ranks(&listed, &item?));
                 let configs = configs.collect::<PyResult<Vec<Config>>>()?;
                 let product = ListedProduct::new(NAME, parameters).map_err(value::refuse)?;
                 py.detach(|| product.only(&configs)).map_err(value::refuse)?
@@ -255,9 +265,17 @@ impl Space {
     }
 
     /// Legal configuration with this index; negative ones count from the end.
-    fn config_at<'py>(&self, py: Python<'py>, index: i128) -> PyResult<Bound<'py, PyDict>> {
+    fn config_at<'py>(&self, py: Python<'py>, index: &Bound<PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let size = self.space.size();
-        let at = if index < 0 { size.checked_sub(index.unsigned_abs()) } else { Some(index.unsigned_abs()) };
+        let at = match index.extract::<i128>() {
+            Ok(index) if index < 0 => size.checked_sub(index.unsigned_abs()),
+            Ok(index) => Some(index.unsigned_abs()),
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => None,
+            Err(_) => {
+                let reason = format!("an index is a whole number, not {}", value::repr(index));
+                return Err(PyTypeError::new_err(reason));
+            }
+        };
         match at.filter(|at| *at < size) {
             Some(at) => self.dict(py, &self.space.config_at(at)),
             None => Err(PyIndexError::new_err(format!("there is no configuration {index} of {size}"))),
@@ -272,13 +290,13 @@ impl Space {
 
     /// Legal configurations, each drawn with the same probability: one, or a list of `n`, drawn with
     /// replacement.
-    #[pyo3(signature = (n=None, *, seed=0))]
-    fn sample<'py>(&self, py: Python<'py>, n: Option<usize>, seed: u64) -> PyResult<Bound<'py, PyAny>> {
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    #[pyo3(signature = (n=None, *, seed=Whole(0)))]
+    fn sample<'py>(&self, py: Python<'py>, n: Option<Whole<usize>>, seed: Whole<u64>) -> PyResult<Bound<'py, PyAny>> {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed.0);
         let mut draw = || self.dict(py, &self.space.sample(&mut rng));
         match n {
             None => Ok(draw()?.into_any()),
-            Some(n) => {
+            Some(Whole(n)) => {
                 let drawn = (0..n).map(|_| draw()).collect::<PyResult<Vec<_>>>()?;
                 Ok(PyList::new(py, drawn)?.into_any())
             }
@@ -346,7 +364,7 @@ fn ranks(listed: &[Listed], given: &Bound<PyAny>) -> PyResult<Config> {
             let known = parameter.values.iter().take(MOST_NAMED).map(|value| value.to_string());
             let known = known.collect::<Vec<_>>().join(", ");
             let more = if parameter.values.len() > MOST_NAMED { ", …" } else { "" };
-            let value = value.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string());
+            let value = value::repr(&value);
             value::refuse(format!("parameter {name} cannot be {value}; allowed: {known}{more}"))
         })?;
         ranks.push(rank);
@@ -385,10 +403,10 @@ impl Configurations {
 
 /// Space of a workload's template on this machine; the default template is the operator's first one.
 #[pyfunction]
-#[pyo3(signature = (workload, *, threads=1, template=None))]
-pub fn workload_space(workload: &str, threads: usize, template: Option<String>) -> PyResult<Space> {
+#[pyo3(signature = (workload, *, threads=Threads(1), template=None))]
+pub fn workload_space(workload: &str, threads: Threads, template: Option<String>) -> PyResult<Space> {
     let workload = Workload::parse(workload).map_err(value::refuse)?;
-    let request = Request::new(workload).threads(threads);
+    let request = Request::new(workload).threads(threads.0);
     let request = template.into_iter().fold(request, Request::template);
     Ok(Space::of_json(request.task().map_err(value::error)?.space))
 }

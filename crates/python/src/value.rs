@@ -2,12 +2,49 @@
 
 use std::ffi::CString;
 
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyUserWarning, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyTypeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 use serde_json::{Map, Number, Value as Json};
 use tilewright::Error;
 use tilewright_search::expression::Datum;
+
+/// Argument that is a whole number, `LEAST` or above.
+pub struct Whole<T, const LEAST: u64 = 0>(pub T);
+
+/// Argument `threads`, 1 or more.
+pub struct Threads(pub usize);
+
+impl<T: TryFrom<u64>, const LEAST: u64> FromPyObject<'_, '_> for Whole<T, LEAST> {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<PyAny>) -> PyResult<Self> {
+        let error = match given.extract::<u64>() {
+            Ok(number) if number >= LEAST => match T::try_from(number) {
+                Ok(number) => return Ok(Whole(number)),
+                Err(_) => None,
+            },
+            found => found.err(),
+        };
+        let reason = format!("give a whole number from {LEAST} to {}, not {}", u64::MAX, repr(&given));
+        let is_number = error.is_none_or(|error| error.is_instance_of::<PyOverflowError>(given.py()));
+        Err(if is_number { PyValueError::new_err(reason) } else { PyTypeError::new_err(reason) })
+    }
+}
+
+impl FromPyObject<'_, '_> for Threads {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<PyAny>) -> PyResult<Self> {
+        let threads = given.extract().ok().filter(|threads| *threads > 0).map(Threads);
+        threads.ok_or_else(|| refuse(format!("threads takes a whole number of 1 or above, not {}", repr(&given))))
+    }
+}
+
+/// Python's text of a value, for messages.
+pub fn repr(value: &Bound<PyAny>) -> String {
+    value.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string())
+}
 
 /// Converts a value to the form that expressions see.
 ///
@@ -41,7 +78,12 @@ pub fn datum(value: &Bound<PyAny>) -> PyResult<Datum> {
 /// As [`datum`], or if a number does not exist in JSON, or the key of an entry is not a string.
 pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
     if let Ok(entries) = value.cast::<PyDict>() {
-        let entry = |(name, value): (Bound<PyAny>, Bound<PyAny>)| Ok((name.extract::<String>()?, json(&value)?));
+        let entry = |(name, value): (Bound<PyAny>, Bound<PyAny>)| {
+            let name: String = name.extract()?;
+            let wrong = |error: PyErr| refuse(format!("{name}: {}", error.value(value.py())));
+            let value = json(&value).map_err(wrong)?;
+            Ok((name, value))
+        };
         return Ok(Json::Object(entries.iter().map(entry).collect::<PyResult<Map<_, _>>>()?));
     }
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
@@ -49,7 +91,10 @@ pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
     }
     match value.extract::<u64>() {
         Ok(large) if large > i64::MAX as u64 => Ok(large.into()),
-        _ => Ok(datum(value)?.to_json()),
+        _ => match datum(value)? {
+            Datum::Float(number) if !number.is_finite() => Err(refuse(format!("{number} is not a finite number"))),
+            datum => Ok(datum.to_json()),
+        },
     }
 }
 

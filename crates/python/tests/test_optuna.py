@@ -134,6 +134,10 @@ class Optuna(unittest.TestCase):
         study = optuna.create_study(sampler=Sampler(legal, cost=lambda value: math.exp(value / 64)))
         study.optimize(negative, n_trials=9)
         self.assertEqual((len(study.trials), study.best_value), (3, -64))
+        for cost, text in [(math.nan, "nan"), (-1, "-1"), (None, "None"), ("a", "'a'")]:
+            with self.assertRaisesRegex(ValueError, f"the cost of -[0-9.]+ came to {text}: return a number of 0"):
+                sampler = Sampler(legal, cost=lambda value: cost)
+                optuna.create_study(sampler=sampler).optimize(negative, n_trials=1)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,12 @@ class Functions(unittest.TestCase):
             tw.tune(space(), lambda config: 1 / 0, trials=3).wait(progress=False)
         with self.assertRaisesRegex(TypeError, "trials= or time="):
             tw.tune(space(), bowl)
+        for given in [{"trials": 0}, {"trials": -1}, {"trials": 1.5}, {"trials": "a"}]:
+            with self.assertRaisesRegex(ValueError, "trials takes a whole number of 1 or above, not "):
+                tw.tune(space(), bowl, **given)
+        for seconds in [0, -1, float("nan"), float("inf"), "a"]:
+            with self.assertRaisesRegex(ValueError, "time takes a number of seconds above 0, not "):
+                tw.tune(space(), bowl, time=seconds)
 
     def test_the_time_ends_a_run(self):
         def slow(config):
@@ -132,6 +138,18 @@ class Commands(unittest.TestCase):
                 tw.tune_command("echo {x}", {"x": [1]}, db=db, metric={"a": "a", "b": "b"}, maximize="c")
             with self.assertRaisesRegex(ValueError, "unknown field"):
                 tw.tune_command("echo {x}", {"x": [1, 2]}, db=db, colour="red")
+            for values in [5, "ab"]:
+                with self.assertRaisesRegex(ValueError, "parameter x: give a list of values"):
+                    tw.tune_command("echo {x}", {"x": values}, db=db)
+            with self.assertRaisesRegex(ValueError, "samples: .* expected usize"):
+                tw.tune_command("echo {x}", {"x": [1, 2]}, db=db, samples=-1)
+            for samples in [0, 1001]:
+                with self.assertRaisesRegex(ValueError, f"a trial has 1 to 1000 samples, not {samples}"):
+                    tw.tune_command("echo {x}", {"x": [1, 2]}, db=db, samples=samples).wait(progress=False)
+            with self.assertRaisesRegex(ValueError, "timeout takes a number of seconds above 0, not 0"):
+                tw.tune_command("echo {x}", {"x": [1, 2]}, db=db, timeout=0)
+            one = tw.tune_command(*arguments, "x < 2", **options).wait(progress=False)
+            self.assertEqual(one.summary["best"]["config"], {"x": 1})
 
 
 # What a script begins with that is interrupted: it knows when Python took notice, and how many trials of
@@ -254,6 +272,9 @@ class Replays(unittest.TestCase):
             self.assertEqual((added["new"], added["format"]), (200, "kernel-tuner"))
             with self.assertRaisesRegex(ValueError, "unknown search"):
                 tw.replay(recorded, "magic")
+            for given in [{"budget": 0}, {"budget": [5, 1.5]}, {"budget": 1.5}, {"repeats": 0}, {"batch": 0}]:
+                with self.assertRaisesRegex((ValueError, TypeError), "give a whole number from 1 to "):
+                    tw.replay(recorded, "random", **{"budget": 5, **given})
             with self.assertRaises(ValueError):
                 tw.recorded(os.path.join(folder, "none.json"))
 
@@ -276,10 +297,16 @@ class Workloads(unittest.TestCase):
 
     def test_settings_are_taken_whole_or_refused(self):
         for settings, words in [
-            ({"trials": -1}, "trials: "),
-            ({"seed": 1.5}, "seed: "),
-            ({"threads": "two"}, "threads: "),
-            ({"time": 0}, "time takes a number of seconds above 0"),
+            ({"trials": -1}, "trials takes a whole number of 1 or above, not -1"),
+            ({"trials": True}, "trials takes a whole number of 1 or above, not true"),
+            ({"seed": 1.5}, "seed takes a whole number of 0 or above, not 1.5"),
+            ({"threads": "two"}, 'threads takes a whole number of 1 or above, not "two"'),
+            ({"threads": 0}, "threads takes a whole number of 1 or above, not 0"),
+            ({"time": 0}, "time takes a number of seconds above 0, not 0"),
+            ({"time": float("nan")}, "time: NaN is not a finite number"),
+            ({"time": float("inf")}, "time: inf is not a finite number"),
+            ({"race": 1}, "race takes True or False, not 1"),
+            ({"search": None}, "search takes a text, not null"),
         ]:
             with self.assertRaisesRegex(ValueError, words):
                 tw.tune("matmul-256", **settings)

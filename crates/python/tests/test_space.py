@@ -1,6 +1,7 @@
 """Spaces, searches, and what they refuse."""
 
 import itertools
+import sys
 import unittest
 
 import tilewright as tw
@@ -70,6 +71,11 @@ class Spaces(unittest.TestCase):
             (lambda: tw.Space({"x": [1, 2]}, ["x > 1 && x"]), "write `and`"),
             (lambda: tw.Space({"x": [1, 2]}, ["x > 9"]), "no configuration satisfies"),
             (lambda: tw.Space({"x": [1, 2]}, [lambda p: True]), "write it as a text"),
+            (lambda: tw.Space({"x": 5}), "parameter x: give a list of values, such as [8, 16, 32], not 5"),
+            (lambda: tw.Space({"x": "ab"}), "parameter x: give a list of values, such as [8, 16, 32], not 'ab'"),
+            (lambda: tw.Space({1: [1]}), "a parameter's name is a text, not 1"),
+            (lambda: tw.Space({"x": [1, 2]}, 5), "give a restriction as a text"),
+            (lambda: tw.Space({"x": [1, 2]}, configurations=5), "give a list of configurations"),
             (lambda: tw.Space({"x": [1, 2]}, ["x > 1"], configurations=[(1,)]), "restrictions or configurations"),
             (lambda: tw.Search("magic", small()), "unknown search magic; there are auto"),
             (lambda: tw.Search("genetic:population=x", small()), "population cannot be x"),
@@ -78,6 +84,32 @@ class Spaces(unittest.TestCase):
                 make()
             self.assertIn(words, str(raised.exception))
             self.assertNotIn("\n", str(raised.exception))
+
+    def test_numbers_out_of_range_are_refused_in_one_line(self):
+        space = small()
+        for call in [
+            lambda number: tw.Search("random", space).ask(number),
+            lambda number: tw.Search("random", space, number),
+            lambda number: space.sample(number),
+            lambda number: space.sample(seed=number),
+            lambda number: tw.race({"a": int, "b": int}, rounds=number),
+            lambda number: tw.race({"a": int, "b": int}, seed=number),
+        ]:
+            for number, error in [(-1, ValueError), (2**64, ValueError), (1.5, TypeError), ("a", TypeError)]:
+                with self.assertRaises(error) as raised:
+                    call(number)
+                self.assertEqual(f"give a whole number from 0 to {2**64 - 1}, not {number!r}", str(raised.exception))
+                if sys.version_info >= (3, 11):
+                    self.assertRegex(raised.exception.__notes__[0], "while processing '(n|seed|rounds)'")
+        for threads in [-1, 0, 2**64, 1.5, "a"]:
+            for call in [tw.kernel, tw.workload_space]:
+                with self.assertRaisesRegex(ValueError, "threads takes a whole number of 1 or above, not "):
+                    call("matmul-256", threads=threads)
+        for index in [24, -25, 2**64, 2**130, -(2**130)]:
+            with self.assertRaisesRegex(IndexError, f"there is no configuration {index} of"):
+                space.config_at(index)
+        with self.assertRaisesRegex(TypeError, "an index is a whole number, not 1.5"):
+            space.config_at(1.5)
 
     def test_a_space_of_a_billion_is_built_and_numbered(self):
         params = {name: list(range(1, 9)) for name in "abcdefghij"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ._tilewright import Recorded, open_recorded
@@ -60,6 +60,6 @@ def replay(
 ) -> Replay:
     """Runs a search on a recorded space `repeats` times and compares the results with the optimum."""
     space = file if isinstance(file, Recorded) else recorded(file, task=task, description=description)
-    budgets = [budget] if isinstance(budget, int) else list(budget)
+    budgets = list(budget) if isinstance(budget, Iterable) else [budget]
     found = space.replay(search, budgets, repeats, seed, batch, threads)
     return Replay(search, [AtBudget(**at) for at in found["budgets"]], found["overhead_ms"])

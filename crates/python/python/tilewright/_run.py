@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time as clock
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,7 +213,7 @@ def tune(
 def tune_command(
     command: str,
     parameters: Mapping[str, Sequence[Any]],
-    restrictions: Sequence[str] = (),
+    restrictions: str | Sequence[str] = (),
     *,
     db: str | os.PathLike[str] | None = None,
     **options: Any,
@@ -236,8 +237,13 @@ def tune_command(
         direction = lambda name: "maximize" if name in great else "minimize"
         options["objectives"] = [[name, text, direction(name)] for name, text in options.pop("metric").items()]
         metric = next(iter(metric.values()), "wall")
+    if isinstance(restrictions, str):
+        restrictions = [restrictions]
     # Values of NumPy's have texts of their own.
     plain = lambda values: repr([value.item() if hasattr(value, "item") else value for value in values])
+    for name, values in parameters.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ValueError(f"parameter {name}: give a list of values, such as [8, 16, 32], not {values!r}")
     request = {
         **options,
         "command": command,
@@ -281,6 +287,10 @@ class _FunctionRun(Run):
     ) -> None:
         if trials is None and time is None:
             raise TypeError("tune(space, function) takes trials= or time=, or it would go on for ever")
+        if trials is not None and (not hasattr(trials, "__index__") or trials < 1):
+            raise ValueError(f"trials takes a whole number of 1 or above, not {trials!r}")
+        if time is not None and (not isinstance(time, (int, float)) or not 0 < time < math.inf):
+            raise ValueError(f"time takes a number of seconds above 0, not {time!r}")
         most = space.size if trials is None else min(trials, space.size)
         super().__init__(getattr(function, "__name__", "function"), "", most)
         self.search = Search(search, space, seed)

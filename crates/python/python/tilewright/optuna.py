@@ -17,6 +17,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 from optuna import TrialPruned
@@ -204,7 +205,10 @@ class _Progress:
             return
         value = values[0]
         result = value if self._cost is None else self._cost(value)
-        if not (0 <= result < math.inf):
+        if not (isinstance(result, Real) and 0 <= result < math.inf):
+            if self._cost is not None:
+                wanted = "return a number of 0 or above, which searches minimise"
+                raise ValueError(f"the cost of {value} came to {result!r}: {wanted}")
             raise ValueError(
                 f"the objective came to {value}, and searches need a number of 0 or above: "
                 "give Sampler(…, cost=lambda value: …) that makes one of it to make small, such as math.exp"

@@ -24,6 +24,8 @@ pub const COMMAND: &str = "command";
 /// Default number of samples of a trial of a timed command, and of warm-up runs before them.
 const SAMPLES_OF_TIMES: usize = 3;
 const WARMUPS_OF_TIMES: usize = 1;
+/// Maximum number of samples of a trial.
+const MOST_SAMPLES: usize = 1000;
 /// Default timeout of a build or a run.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -298,6 +300,9 @@ impl Command {
         let objectives = self.parsed_objectives()?;
         let has_time = objectives.all().iter().any(|objective| objective.metric.is_time());
         let (n_samples, n_warmups) = match self.samples {
+            Some(n) if !(1..=MOST_SAMPLES).contains(&n) => {
+                return Err(Error::input(format!("a trial has 1 to {MOST_SAMPLES} samples, not {n}")));
+            }
             Some(n) => (n, usize::from(n > 1 && has_time)),
             None if has_time => (SAMPLES_OF_TIMES, WARMUPS_OF_TIMES),
             None => (1, 0),
