@@ -174,10 +174,19 @@ fn run() -> ExitCode {
     }
 }
 
-/// Parses the arguments. `-1` is a number, which an option may refuse, rather than an option.
+/// Names of option values that are numbers, some with a unit.
+const QUANTITIES: [&str; 6] = ["MIB", "MS", "N", "N[,N...]", "PERCENT", "SECONDS"];
+
+/// Parses the arguments. `-1` and, for an option with a number, `-5%` are values, which the option may
+/// refuse, rather than options.
 fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Cli, clap::Error> {
+    fn with_sign(arg: clap::Arg) -> clap::Arg {
+        let names = arg.get_value_names().unwrap_or_default();
+        let is_quantity = names.iter().any(|name| QUANTITIES.contains(&name.as_str()));
+        if is_quantity { arg.allow_hyphen_values(true) } else { arg }
+    }
     fn with_negative_numbers(command: clap::Command) -> clap::Command {
-        command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
+        command.allow_negative_numbers(true).mut_args(with_sign).mut_subcommands(with_negative_numbers)
     }
     let mut command = with_negative_numbers(Cli::command());
     let matches = command.try_get_matches_from_mut(words)?;
@@ -257,6 +266,18 @@ mod tests {
             refused(&["tune"]),
             "the following required arguments were not provided: <WORKLOAD> (see `tilewright tune --help`)"
         );
+        for (command, option, value) in [
+            (&["race", "a", "b"][..], "--allow", "-5%"),
+            (&["tune", "a"], "--stop-below", "-5%"),
+            (&["tune", "a"], "--time", "-5s"),
+            (&["tune", "a"], "--timeout", "-1s"),
+            (&["tune", "a"], "--memory", "-5MB"),
+            (&["tune", "a"], "--trials", "-2x"),
+            (&["replay", "a"], "--budget", "-5x"),
+        ] {
+            let reason = refused(&[command, &[option, value]].concat());
+            assert!(reason.starts_with(&format!("invalid value '{value}' for '{option} <")), "{reason}");
+        }
         let bad_value = refused(&["tune", "matmul-256", "--trials", "many"]);
         assert!(bad_value.contains("'many'") && bad_value.contains("--trials") && !bad_value.contains('\n'));
         assert!(refused(&["tuna"]).contains("tune"));

@@ -44,7 +44,7 @@ pub struct TuneArgs {
     pub(super) time: Option<Duration>,
     /// End the search when the next minute is expected to gain less than this share of the best time, such as
     /// 1%; without --time there is no time limit then
-    #[arg(long, value_name = "PERCENT", value_parser = share, allow_hyphen_values = true, conflicts_with = "together")]
+    #[arg(long, value_name = "PERCENT", value_parser = share, conflicts_with = "together")]
     pub(super) stop_below: Option<f64>,
     /// Share the time among the workloads of a set, each turn going to the workload with the largest expected
     /// gain of their total time; --time is then the time of the whole run
