@@ -58,6 +58,16 @@ class KernelTuner(unittest.TestCase):
         for value, is_reversed in [(-3.0, False), (3.0, True), (float("nan"), False), (sys.float_info.max, True)]:
             self.assertIsInstance(_outcome(value, is_reversed), tw.Failure)
 
+    def test_options_that_do_not_fit_are_refused(self):
+        for given, words in [
+            ({"batch": 0}, "batch takes a whole number of 1 or above, not 0"),
+            ({"batch": 1.5}, "batch takes a whole number of 1 or above, not 1.5"),
+            ({"seed": -1}, "give a whole number from 0 to .*, not -1"),
+            ({"search": "magic"}, "unknown search magic"),
+        ]:
+            with self.assertRaisesRegex(ValueError, words):
+                self.tune(strategy=Strategy(), strategy_options=given)
+
     def test_the_whole_space_is_found_in_batches(self):
         results = self.tune(strategy=Strategy("genetic", seed=1, batch=4), strategy_options={"seed": 2})
         self.assertEqual(len(results), len({(row["x"], row["y"]) for row in results}))

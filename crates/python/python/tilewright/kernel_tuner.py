@@ -38,6 +38,8 @@ class Strategy:
         search = options.get("search", self.search)
         seed = options.get("seed", self.seed)
         batch = options.get("batch", self.batch)
+        if not hasattr(batch, "__index__") or batch < 1:
+            raise ValueError(f"batch takes a whole number of 1 or above, not {batch!r}")
         if len(_list(tuning_options.objective)) > 1:
             raise ValueError("Strategy takes one objective: several have no best configuration")
         is_reversed = _list(tuning_options.objective_higher_is_better)[0]
