@@ -3,7 +3,8 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::Path;
 
 use serde_json::json;
 
@@ -48,10 +49,10 @@ fn a_network_is_written_listed_and_measured() {
     }
 }
 
-/// Entries of a cache, with their bytes.
-fn entries(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+/// Names and bytes of the files in a folder.
+fn files(folder: &Path) -> BTreeMap<OsString, Vec<u8>> {
+    let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap());
+    files.map(|file| (file.file_name(), std::fs::read(file.path()).unwrap())).collect()
 }
 
 #[test]
@@ -71,12 +72,12 @@ fn check_cache(device: &str, kinds: &[&str]) {
     run_json(&["network", "dqn", "-o", text(&path)]);
     // Outputs, bit by bit.
     let run = |options: &[&str]| {
-        let outputs = folder.path().join("outputs");
-        let mut arguments = vec!["run", text(&path), "--device", device, "--runs", "1", "-o", text(&outputs)];
+        let outputs = tempfile::tempdir().unwrap();
+        let mut arguments = vec!["run", text(&path), "--device", device, "--runs", "1", "-o", text(outputs.path())];
         arguments.extend(options);
         let output = command(&arguments).output().unwrap();
         assert!(output.status.success() && stderr(&output).lines().count() == 1, "{}", stderr(&output));
-        entries(&outputs)
+        files(outputs.path())
     };
     let expected = run(&["--no-cache"]);
     assert!(!cache.exists());
@@ -84,27 +85,26 @@ fn check_cache(device: &str, kinds: &[&str]) {
     // Two processes at once find nothing there, and do not disturb each other.
     let both = std::thread::scope(|scope| [0; 2].map(|_| scope.spawn(|| run(&with))).map(|run| run.join().unwrap()));
     assert_eq!(both, [expected.clone(), expected.clone()]);
-    let made = entries(&cache);
+    let made = files(&cache);
     for kind in kinds {
-        let of_kind = |path: &&PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(kind);
-        assert!(made.keys().any(|path| of_kind(&path)), "{device}: {kind}");
+        assert!(made.keys().any(|name| text(name.as_ref()).starts_with(kind)), "{device}: {kind}");
     }
-    let objects = made.keys().filter(|path| path.to_str().unwrap().contains(kinds[0]));
-    let when = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+    let objects = made.keys().filter(|name| text(name.as_ref()).starts_with(kinds[0]));
+    let when = |name: &OsString| cache.join(name).metadata().unwrap().modified().unwrap();
     let times: Vec<_> = objects.clone().map(when).collect();
-    assert_eq!((run(&with), entries(&cache)), (expected.clone(), made.clone()));
+    assert_eq!((run(&with), files(&cache)), (expected.clone(), made.clone()));
     assert_eq!(objects.map(when).collect::<Vec<_>>(), times, "they were compiled again");
     // Damaged entries are recreated, whatever the damage.
-    for (at, (path, bytes)) in made.iter().enumerate() {
+    for (at, (name, bytes)) in made.iter().enumerate() {
         let mut bytes = bytes.clone();
         match at % 3 {
             0 => bytes.truncate(bytes.len() / 2),
             1 => bytes.clear(),
             _ => bytes.iter_mut().for_each(|byte| *byte ^= 0x5a),
         }
-        std::fs::write(path, bytes).unwrap();
+        std::fs::write(cache.join(name), bytes).unwrap();
     }
-    assert_eq!((run(&with), entries(&cache)), (expected.clone(), made));
+    assert_eq!((run(&with), files(&cache)), (expected.clone(), made));
     check_refused(&["run", text(&path), "--cache", text(&path)], "give a folder that can be written, or --no-cache");
     check_refused(&["run", text(&path), "--cache", ""], "--cache");
 }

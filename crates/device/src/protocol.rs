@@ -59,6 +59,10 @@ impl WorkerRequest {
     }
 }
 
+/// Time that an emulated device reports for every correct kernel, as its real times are meaningless. It is
+/// longer than any run may take, so that no candidate is pruned for its time.
+pub const EMULATED_NS: f64 = 1e12;
+
 /// Source of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProgramSource {

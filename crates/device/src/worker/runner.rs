@@ -7,7 +7,7 @@ use crate::data::BoundArgument;
 use crate::device::BETWEEN_LOOKS;
 use crate::interference::Variation;
 use crate::protocol::{
-    Caches, ProgramSource, Reply, RunnerOf, TimingPlan, WorkerAssignment, WorkerRequest, WorkerThread,
+    Caches, EMULATED_NS, ProgramSource, Reply, RunnerOf, TimingPlan, WorkerAssignment, WorkerRequest, WorkerThread,
 };
 use crate::runner::{ANSWER, Ask, RunnerError, RunnerProcess, conditions};
 use crate::timing::{self, First, KernelDemands, TimedKernel};
@@ -22,9 +22,6 @@ use tilewright_search::{Conditions, ErrorClass};
 
 /// Byte of unwritten outputs: read as numbers they are NaN, so that they cannot pass for correct.
 const POISON: u8 = 0xFF;
-/// Time that an emulated device reports for every correct kernel, as its real times are meaningless. It is
-/// longer than any run may take, so that no candidate is pruned for its time.
-const EMULATED_NS: f64 = 1e12;
 /// Maximum number of samples taken by one request: this bounds the samples taken in vain.
 const MOST_AT_A_TIME: u32 = 16;
 /// Flag in the number of a buffer: it is flushed from the caches before each sample.
