@@ -65,8 +65,9 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
                     *kernel = nest(&fused.net, &kernel.members, &|_| 1)?;
                 }
                 Step::Part { part, .. } => {
-                    let maker = changed.iter().find(|&&node| fused.net.nodes[node].outputs.contains(part));
-                    if let Some(&node) = maker {
+                    // Other nodes whose result is a part, such as loops, are no nests.
+                    let slices = changed.iter().filter(|&&node| matches!(fused.net.nodes[node].kind, Kind::Slice(_)));
+                    if let Some(&node) = { slices }.find(|&&node| fused.net.nodes[node].outputs.contains(part)) {
                         *step = Step::Kernel(nest(&fused.net, &[node], &|_| 1)?);
                     }
                 }

@@ -42,8 +42,9 @@ fn case(name: &str, file: bytes::Bytes, sets: Vec<Vec<Tensor>>) -> Case {
     Case { name: name.to_owned(), model: file.clone(), sets: sets.into_iter().map(set).collect() }
 }
 
-/// Makes `h = tanh(x + h·W)` over 70 positions of `x`, from the end, with all states as output.
-fn scan() -> Case {
+/// Makes a model of `h = tanh(x + h·W)` over `n` positions of `x`, from the end, with all states as output; a
+/// negative `n` makes the dimension `N`.
+fn scan_over(n: i64) -> bytes::Bytes {
     let body = graph(
         &[
             node("MatMul", &["h", "w"], &["hw"], &[]),
@@ -66,9 +67,12 @@ fn scan() -> Case {
         known("w", floats(&[4, 4], |i| (i as f64 * 0.7).sin())),
         node("Scan", &["h0", "x"], &["y", "states"], &attributes),
     ];
-    let file = model(16, graph(&nodes, &[("h0", F, &[2, 4]), ("x", F, &[2, 70, 4])], &["y", "states"]));
+    model(16, graph(&nodes, &[("h0", F, &[2, 4]), ("x", F, &[2, n, 4])], &["y", "states"]))
+}
+
+fn scan() -> Case {
     let set = vec![floats(&[2, 4], |i| i as f64 * 0.1), floats(&[2, 70, 4], |i| (i as f64 * 0.37).cos())];
-    case("scan", file, vec![set])
+    case("scan", scan_over(70), vec![set])
 }
 
 /// Makes a greedy decoding loop: `token` is looked up and determines the next one, which may end the loop;
@@ -213,4 +217,11 @@ fn a_loop_without_end_ends_the_run() {
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     let error = runner.run().map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("no end after 16777216 iterations (give inputs"), "{error}");
+}
+
+#[test]
+fn a_loop_with_an_iteration_per_row_is_refused() {
+    let graph = onnx::read(&scan_over(-1), &mut no_files).unwrap().graph;
+    let error = open::opened(&graph, &open::dim("N", 70, 200, 1)).unwrap_err().to_string();
+    assert!(error.contains("N cannot be open") && !error.contains('\n'), "{error}");
 }

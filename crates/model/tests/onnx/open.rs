@@ -36,7 +36,7 @@ fn opened_items(graph: &Graph, items: &OpenDimension, dim: &OpenDimension) -> Re
     })
 }
 
-fn opened(graph: &Graph, dim: &OpenDimension) -> Result<Fused, OpenError> {
+pub(crate) fn opened(graph: &Graph, dim: &OpenDimension) -> Result<Fused, OpenError> {
     open(dim, |size| Ok(lower(&at(graph, &dim.name, size), false, &host::target()).unwrap()))
 }
 
