@@ -4,11 +4,11 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{command, json_of, recorded, run, run_json, send, stderr, text};
+use common::{TILEWRIGHT, command, json_of, recorded, run, run_json, send, stderr, text};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 /// Number of candidates that are measured before records are written.
@@ -30,7 +30,11 @@ struct Running {
 
 impl Running {
     fn start(arguments: &[&str]) -> Running {
-        let mut child = command(arguments).spawn().expect("the command starts");
+        Running::watch(command(arguments))
+    }
+
+    fn watch(mut command: Command) -> Running {
+        let mut child = command.spawn().expect("the command starts");
         let stderr = child.stderr.take().expect("standard error is piped");
         let n_told = Arc::new(Mutex::new(0));
         let told = n_told.clone();
@@ -302,6 +306,24 @@ fn an_interrupt_keeps_all_and_names_the_winner() {
         assert_eq!(result["trials"], recorded(&db).len());
     }
     assert_eq!(run_json(&["best", WORKLOAD, "--db", text(&db)])["found"], true);
+}
+
+/// Under `nohup`, as overnight on another machine, a run outlives its terminal.
+#[test]
+fn a_hang_up_under_nohup_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let mut nohup = Command::new("sh");
+    nohup.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", TILEWRIGHT]);
+    nohup.args(tune(&db, &["--trials", "40", "--no-race", "--json"]));
+    nohup.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running::watch(nohup);
+    running.wait_for(2);
+    send("-HUP", &running.child);
+    let (code, stdout, stderr) = running.end();
+    assert_eq!(code, Some(0), "{stderr}");
+    let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
+    assert_eq!((&result["trials"], recorded(&db).len()), (&40.into(), 40), "{stderr}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::ptr;
 
 use serde::Serialize;
 
@@ -139,6 +140,23 @@ pub fn meet() {
             libc::signal(signal, end as extern "C" fn(libc::c_int) as libc::sighandler_t);
         }
     }
+}
+
+/// Installs handlers of signals, but keeps a hang-up ignored that this process was started to ignore, as by
+/// `nohup`.
+pub fn keeping_nohup<T>(install: impl FnOnce() -> T) -> T {
+    // SAFETY: the structure is plain data, for which zeros are valid, and the call writes it.
+    let former = unsafe {
+        let mut former: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGHUP, ptr::null(), &raw mut former);
+        former
+    };
+    let installed = install();
+    if former.sa_sigaction == libc::SIG_IGN {
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    }
+    installed
 }
 
 /// Version of control groups; a system may have both.

@@ -328,12 +328,12 @@ pub fn check_identifier(option: &str, name: &str) -> anyhow::Result<()> {
     Err(bad_input(format!("{option} `{}` is not a C identifier ({hint})", one_line(name))))
 }
 
-/// Calls `act` at each interrupt.
+/// Calls `act` at each interrupt; a hang-up is none under `nohup`.
 ///
 /// # Errors
 /// If the system refuses the handler.
 pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
-    ctrlc::set_handler(act).map_err(|error| match error {
+    limits::keeping_nohup(|| ctrlc::set_handler(act)).map_err(|error| match error {
         ctrlc::Error::System(refused) => {
             anyhow::anyhow!("cannot watch for interrupts: {refused}{}", limits::advice(&refused))
         }
