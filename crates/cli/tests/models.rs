@@ -127,6 +127,7 @@ fn what_does_not_fit_a_model_is_refused() {
     check_refused(&["bench", path, "--input", &format!("tokens={path}")], ".npy file");
     check_refused(&["bench", path, "--dim", "steps=2", "--input", &format!("words={array}")], "no input `words`");
     check_refused(&["bench", "none.onnx"], "cannot read none.onnx");
+    check_refused(&["compile", path, "--template", "conv", "-o", "x"], "--template conv: each kernel of a model");
     check_refused(&["bench", "matmul-64", "--dim", "n=1"], "are for a model");
     check_refused(&["network", "vgg", "-o", "x.onnx"], "no network is called `vgg`");
     check_refused(&["network", "dqn"], "give -o FILE.onnx");

@@ -20,6 +20,41 @@ fn tune<'a>(db: &'a Path, command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 const BOWL: &str = "awk 'BEGIN {{ x = {x}; y = {y}; d = log(x / 8); print \"m \" \
                     (1 + (d < 0 ? -d : d)) * (1 + 0.1 * (y - 6) ^ 2) }}'";
 
+/// Options of a command are refused beside a workload or a kernel, and options of workloads, as well as a
+/// fleet without a class, beside a command: none is silently ignored.
+#[test]
+fn options_of_something_else_are_refused() {
+    let help = String::from_utf8(command(&["tune", "--help"]).output().unwrap().stdout).unwrap();
+    let (_, of_own) = help.split_once("Programs and kernels of your own:").unwrap();
+    let names: Vec<&str> = of_own
+        .lines()
+        .filter_map(|line| line.split_once("--")?.1.split([' ', '[']).next())
+        .take_while(|name| *name != "memory")
+        .filter(|name| !["command", "kernel"].contains(name))
+        .collect();
+    assert!(names.len() >= 11 && names.contains(&"parameter") && names.contains(&"samples"), "{names:?}");
+    for name in names {
+        let value = match name {
+            "parameter" => "=x=1,2",
+            "timeout" | "samples" => "=3",
+            "shell" => "",
+            _ => "=true",
+        };
+        let option = format!("--{name}{value}");
+        check_refused(&["tune", "matmul-256", &option], "cannot be used with");
+        check_refused(&["tune", "--kernel", "kernel.json", &option], "cannot be used with");
+    }
+    let of_command = ["tune", "--command", "true", "-p", "x=1,2"];
+    let url = "--fleet=nats://127.0.0.1:1";
+    let alien =
+        ["--exact", "--bf16", "--dim=n=1", "--shape=x=1", "--set=x=1", "--together", "--predict=m", "--runner=r", url];
+    for option in alien {
+        check_refused(&[&of_command[..], &[option]].concat(), "cannot be used with");
+    }
+    check_refused(&["tune", "matmul-256", "--together", url], "cannot be used with");
+    check_refused(&["tune", "matmul-256", "--device", "opencl", url], "cannot be used with");
+}
+
 #[test]
 fn twenty_trials_find_what_two_hundred_configurations_have() {
     let folder = tempfile::tempdir().unwrap();

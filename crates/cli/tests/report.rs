@@ -268,7 +268,9 @@ fn a_page_on_a_model_shows_every_step_once() {
     }
 
     check_refused(&["report", model, "matmul-64", "--db", db, "-o", page], "told of alone");
-    check_refused(&["report", "matmul-64", "--db", db, "-o", page, "--exact"], "are for a model");
+    for option in ["--exact", "--runs=3", "--threads=2", "--device=opencl", "--target=x86-64"] {
+        check_refused(&["report", "matmul-64", "--db", db, "-o", page, option], "are for a model");
+    }
 }
 
 #[test]

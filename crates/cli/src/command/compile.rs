@@ -97,6 +97,10 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(constant) = args.constants.first() {
         return Err(bad_input(format!("--constant {constant}: a model has its constants (leave it out)")));
     }
+    if let Some(template) = &args.template {
+        let why = "each kernel of a model has a template of its own (leave it out)";
+        return Err(bad_input(format!("--template {}: {why}", one_line(template))));
+    }
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     library_name(args.name.as_deref(), &stem)?;
     let machine = &args.of.machine;

@@ -9,6 +9,22 @@ use tilewright::{Command, Direction, one_line};
 
 use crate::error::bad_input;
 
+/// Options of commands alone. clap does not enforce that an option requires another one where something
+/// given conflicts with the latter, so these conflict with whatever replaces a command.
+pub const OF_COMMAND: [&str; 11] = [
+    "parameters",
+    "constraints",
+    "build",
+    "check",
+    "prepare",
+    "cleanup",
+    "metric",
+    "maximize",
+    "shell",
+    "timeout",
+    "samples",
+];
+
 /// Arguments of `tune` for programs and kernels of the user's.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Programs and kernels of your own")]
@@ -19,7 +35,7 @@ pub struct OwnArgs {
     pub command: Option<String>,
     /// Tune the kernel in C, C++, OpenCL C or CUDA that this file describes: a description in our format, or
     /// a T1 file of Kernel Tuner
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = OF_COMMAND)]
     pub kernel: Option<PathBuf>,
     /// A parameter of the command and its values: tile=8,16,32 or t=1..8 (integers, both ends) or
     /// u=[2**i for i in range(8)]

@@ -11,7 +11,7 @@ use tilewright_model::CompileOptions;
 
 use super::bench_model::alone;
 use super::model::{BindingArgs, InputArgs, KnownKernels, ModelArgs};
-use super::{DatabaseArgs, KernelRounding, MachineArgs, count, parse_workloads};
+use super::{CPU, DatabaseArgs, HOST, KernelRounding, MachineArgs, count, parse_workloads};
 use crate::error::bad_input;
 use crate::output::{Destination, message, writable, write_result, write_result_of};
 
@@ -40,9 +40,9 @@ struct OfModelArgs {
     inputs: InputArgs,
     #[command(flatten)]
     rounding: KernelRounding,
-    /// Runs to take the medians of
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    runs: usize,
+    /// Runs to take the medians of [default: 20]
+    #[arg(long, value_name = "N")]
+    runs: Option<usize>,
     #[command(flatten)]
     machine: MachineArgs,
 }
@@ -54,7 +54,10 @@ impl OfModelArgs {
             || !self.inputs.is_empty()
             || self.rounding.exact
             || self.rounding.bf16
+            || self.runs.is_some()
             || self.machine.threads != 1
+            || self.machine.target != HOST
+            || self.machine.device != CPU
     }
 }
 
@@ -71,7 +74,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
         return of_model(args, &model, output, as_json);
     }
     if args.model.is_given() {
-        let options = "--dim, --shape, --set, --input, --exact, --bf16 and --threads";
+        let options = "--dim, --shape, --set, --input, --exact, --bf16, --runs, --threads, --target and --device";
         return Err(bad_input(format!("{options} are for a model (give MODEL.onnx)")));
     }
     let database = args.records.database()?;
@@ -129,7 +132,7 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
         target: &target,
         threads: machine.threads,
         database: &args.records.database()?,
-        n_runs: *runs,
+        n_runs: runs.unwrap_or(20),
     })?;
     let json = serde_json::to_value(&facts).expect("invariant: it is numbers and text by name");
     let (Some(path), Some(output)) = (&args.output, output) else {

@@ -12,7 +12,7 @@ use tilewright_lab::predict::likely_configs;
 
 use super::fleet_args::FleetArgs;
 use super::model::BindingArgs;
-use super::own_args::OwnArgs;
+use super::own_args::{OF_COMMAND, OwnArgs};
 use super::race::share;
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count};
 use crate::output::message;
@@ -23,8 +23,11 @@ const MOST_PREDICTED: usize = 16;
 /// Arguments of `tune`.
 #[derive(Args, Debug)]
 #[command(mut_arg("workload", |arg| {
-    arg.required(false).required_unless_present_any(OWN).conflicts_with_all(OWN).default_value_ifs(OWN.map(no_workload))
-}), mut_arg("url", |arg| arg.requires("on")))]
+    let arg = arg.required(false).required_unless_present_any(OWN).default_value_ifs(OWN.map(no_workload));
+    arg.conflicts_with_all(OWN).conflicts_with_all(OF_COMMAND)
+}), mut_arg("url", |arg| arg.requires("on").conflicts_with_all(NOT_ON)), mut_args(|arg| {
+    if NOT_OWN.contains(&arg.get_id().as_str()) { arg.conflicts_with_all(OWN) } else { arg }
+}))]
 pub struct TuneArgs {
     #[command(flatten)]
     pub(super) of: WorkloadArgs,
@@ -100,12 +103,15 @@ pub struct TuneArgs {
     pub(super) on: Option<String>,
     /// Measure on a device without a compiler, through a runner that this command starts: 'ssh pi ./tw-run';
     /// see `runner`
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["on", "command", "kernel"])]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "on")]
     runner: Option<String>,
 }
 
 /// Options that replace the workload.
 const OWN: [&str; 2] = ["command", "kernel"];
+
+/// Options of workloads alone.
+const NOT_OWN: [&str; 8] = ["exact", "bf16", "dim", "shape", "set", "together", "predict", "runner"];
 
 /// Options that do not apply to a fleet, or that its devices determine.
 const NOT_ON: [&str; 6] = ["together", "command", "kernel", "device", "target", "beyond_limits"];
