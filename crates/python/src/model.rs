@@ -108,7 +108,7 @@ fn in_python(text: &str) -> String {
     while let Some((start, (option, keyword))) = next(rest) {
         out += &rest[..start];
         rest = &rest[start + option.len()..];
-        let ends = [" or --", " for ", ")"].iter().filter_map(|end| rest.find(end));
+        let ends = [" or --", " for ", " does not fit", " out)", ": ", ")"].iter().filter_map(|end| rest.find(end));
         let (binding, behind) = rest.split_at(ends.min().unwrap_or(rest.len()));
         let (name, value) = binding.rsplit_once('=').unwrap_or((binding, "…"));
         let value = if keyword == "shapes" { format!("[{value}]") } else { value.to_owned() };

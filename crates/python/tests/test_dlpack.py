@@ -65,6 +65,8 @@ class Tensors(unittest.TestCase):
             (TypeError, "C is an array", lambda: self.kernel(a, b, out=Tensor(wide))),
             (ValueError, "C is read-only", lambda: self.kernel(a, b, out=Tensor(c, is_read_only=True))),
             (TypeError, "C is an array float32[16, 24], not list", lambda: self.kernel(a, b, out=[c, c])),
+            # Tensors over the same memory are different arrays to NumPy.
+            (ValueError, "C shares memory with A", lambda: self.kernel(Tensor(c.reshape(-1)[:128].reshape(16, 8)), b, out=Tensor(c))),
         ]:
             with self.assertRaises(error) as raised:
                 call()

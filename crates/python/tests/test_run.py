@@ -295,6 +295,13 @@ class Workloads(unittest.TestCase):
             self.assertAlmostEqual(kernel.time, run.best.time)
             self.check_product(kernel)
 
+    def test_a_function_takes_no_settings_of_workloads(self):
+        space, calls = tw.Space({"x": [1, 2]}), []
+        for settings in [{"db": "records.db"}, {"threads": 2}, {"template": "matmul"}, {"race": False}]:
+            with self.assertRaisesRegex(TypeError, f"{next(iter(settings))}= is for workloads"):
+                tw.tune(space, calls.append, trials=2, **settings)
+        self.assertEqual((calls, os.path.exists("records.db")), ([], False))
+
     def test_settings_are_taken_whole_or_refused(self):
         for settings, words in [
             ({"trials": -1}, "trials takes a whole number of 1 or above, not -1"),

@@ -213,6 +213,10 @@ class PyTorch(Case):
                 for _ in range(2):
                     torch.testing.assert_close(run(x), linear(x))
                 linear.weight.mul_(2)
+            run(x)
+            # Other memory does not count as a write.
+            linear.weight.data = torch.full((4, 4), 3.0)
+            torch.testing.assert_close(run(x), linear(x))
 
     def test_a_module_is_tuned(self):
         linear, x = torch.nn.Linear(32, 32).eval(), torch.randn(4, 32)

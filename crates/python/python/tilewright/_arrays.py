@@ -116,3 +116,13 @@ def memory(array: Any) -> Any:
 
     # Where there are no elements, others may have no address.
     return array.reshape(-1).view(numpy.uint8) if array.size else numpy.empty(0, numpy.uint8)
+
+
+def refuse_overlaps(inputs: list[tuple[Argument, Any]], outputs: list[tuple[Argument, Any]]) -> None:
+    """Raises `ValueError` if the memory of an output is also that of an input or of another output."""
+    import numpy
+
+    for at, (what, written) in enumerate(outputs):
+        for other, read in inputs + outputs[:at]:
+            if numpy.may_share_memory(written, read):
+                raise ValueError(f"{what.name} shares memory with {other.name} (give an array of its own)")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import _tilewright
-from ._arrays import Argument, arguments, has_type, laid_well, memory, new, received, written
+from ._arrays import Argument, arguments, has_type, laid_well, memory, new, received, refuse_overlaps, written
 
 
 class Kernel:
@@ -66,6 +66,7 @@ class Kernel:
             raise TypeError(f"out has {len(self._outputs)} arrays, not {len(made)}")
         inputs = [self._read(what, array) for what, array in zip(self._inputs, arrays)]
         outputs = [written(what, array) for what, array in zip(self._outputs, made)]
+        refuse_overlaps([*zip(self._inputs, inputs)], [*zip(self._outputs, outputs)])
         self._native.run(inputs, outputs)
         return made[0] if len(made) == 1 else made
 

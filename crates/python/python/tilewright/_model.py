@@ -8,7 +8,8 @@ from typing import Any
 
 from . import _tilewright
 from ._arrays import (
-    Argument, arguments, has_type, is_bfloat16, laid_well, memory, new, received, type_name, written
+    Argument, arguments, has_type, is_bfloat16, laid_well, memory, new, received, refuse_overlaps, type_name,
+    written,
 )
 
 
@@ -97,7 +98,9 @@ class Model:
                 raise ValueError(f"there is no output {name!r} (there are {known})")
         read = [memory(self._input(what, given[what.name])) for what in self._inputs]
         outputs = {what.name: out[what.name] if what.name in out else new(what) for what in self._outputs}
-        self._native.run(read, [written(what, outputs[what.name]) for what in self._outputs])
+        made = [written(what, outputs[what.name]) for what in self._outputs]
+        refuse_overlaps([*zip(self._inputs, read)], [*zip(self._outputs, made)])
+        self._native.run(read, made)
         return outputs
 
 

@@ -194,6 +194,7 @@ def tune(
     `tune(space, function)` calls the function with the configurations that the search proposes. The function
     returns a number of 0 or above to be minimised. If a configuration fails, it raises `Failure`; exceptions of the
     types in `catch` count as failures too, and all others end the run. Give `trials`, or `time` in seconds.
+    Nothing is recorded: the results are in `trials` of the run.
 
     `tune("matmul-1024")` compiles, checks and times kernels in worker processes, and races the finalists at the
     end unless `race` is False. Everything is recorded in `db`, by default the database of the command
@@ -202,6 +203,10 @@ def tune(
     if isinstance(what, Space):
         if function is None:
             raise TypeError("tune(space, function) takes a function of a configuration")
+        given = {"threads": threads != 1, "template": template is not None, "race": not race, "db": db is not None}
+        if alien := next((name for name, is_given in given.items() if is_given), None):
+            reason = "its trials are in the run's `trials`" if alien == "db" else "leave it out"
+            raise TypeError(f"{alien}= is for workloads, not for a function of Python ({reason})")
         return _FunctionRun(what, function, trials, time, search, seed, catch)
     if function is not None:
         raise TypeError("a workload is measured by Tilewright: tune(workload) takes no function")

@@ -251,9 +251,9 @@ def _is_weight(value: Any) -> bool:
     return isinstance(value, torch.nn.Parameter) or (is_static and isinstance(value, torch.Tensor))
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """Returns a number that changes when a tensor is written to."""
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns numbers one of which changes when a tensor is written to, or gets other memory by `tensor.data = …`."""
+    return 0 if tensor.is_inference() else tensor._version, tensor.data_ptr()
 
 
 def _with_numbers(graph: Any) -> tuple[Any, frozenset[int]]:
@@ -284,7 +284,7 @@ class _Graph:
         self._exportable, self._numbers = _with_numbers(graph)
         self._options = options
         self._compiled: dict[Any, _Compiled] = {}
-        self._weights: list[tuple[int, Any, int]] | None = None
+        self._weights: list[tuple[int, Any, tuple[int, int]]] | None = None
         self._inputs: list[int] = []
         self._n_compiled = 0
         self._is_refused = False
