@@ -149,7 +149,10 @@ fn run() -> ExitCode {
             let machine = tilewright::Machine::here();
             output::write_result(json, &serde_json::json!(machine), &machine.to_string())
         }
-        Subcommands::Runner => output::write_stdout(tilewright_device::runner::SOURCE.as_bytes()),
+        Subcommands::Runner => {
+            let source = tilewright_device::runner::SOURCE;
+            output::write_result(json, &serde_json::json!({"source": source}), source)
+        }
         Subcommands::Searches => {
             let (document, text) = tilewright::searches();
             let how = "Options are given behind the name: --search genetic:population=50,mutation=0.2";

@@ -2,11 +2,15 @@
 //! standard error.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use serde_json::Value as Json;
+use tilewright::{file, one_line};
+
+use crate::error::bad_input;
 
 pub use crate::progress::message;
-pub use tilewright::file::{Destination, check_apart, writable};
+pub use tilewright::file::{Destination, check_apart};
 pub use tilewright::format::{digits, duration, grouped, shell_quoted, table};
 
 /// Failure to write standard output.
@@ -30,6 +34,20 @@ pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
     Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
 }
 
+/// Opens a destination of contents, which cannot be standard output beside a JSON document.
+///
+/// # Errors
+/// Bad input if it is, or nothing can be written there.
+pub fn writable(path: &Path, as_json: bool, mend: &str) -> anyhow::Result<Destination> {
+    match file::writable(path, mend)? {
+        Destination::Stdout(_) if as_json => {
+            let path = one_line(&path.to_string_lossy());
+            Err(bad_input(format!("--json and {path} both take standard output (give {mend})")))
+        }
+        place => Ok(place),
+    }
+}
+
 /// Writes a result: the JSON document if requested, otherwise the text. A line break is added.
 ///
 /// # Errors
@@ -46,7 +64,7 @@ pub fn write_result(as_json: bool, json: &Json, text: &str) -> anyhow::Result<()
 /// [`StdoutError`].
 pub fn write_result_of(place: &Destination, as_json: bool, json: &Json, text: &str) -> anyhow::Result<()> {
     match place {
-        Destination::Stdout(_) if !as_json => {
+        Destination::Stdout(_) => {
             message(text.trim_end_matches('\n'));
             Ok(())
         }

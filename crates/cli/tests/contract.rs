@@ -11,6 +11,25 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
+/// With `--json`, standard output is one document: contents cannot go there as well.
+#[test]
+fn json_has_standard_output_for_itself() {
+    assert!(run_json(&["runner"])["source"].as_str().unwrap().starts_with("/* tw-run"));
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    for arguments in [
+        &["show", "matmul-256", "--emit", "asm", "-o", "-"][..],
+        &["report", "-o", "-"],
+        &["record-space", "matmul-256", "--max", "1", "-o", "-"],
+        &["network", "dqn", "-o", "-"],
+        &["race", "true", "true", "--picture", "-"],
+    ] {
+        let of_records = ["--db", text(&db)];
+        let more = if ["report", "record-space"].contains(&arguments[0]) { &of_records[..] } else { &[] };
+        check_refused(&[arguments, more, &["--json"]].concat(), "--json and - both take standard output (give another");
+    }
+}
+
 #[test]
 fn spaces_have_the_sizes_of_the_paper() {
     for (workload, size) in [("matmul-512", 484_000), ("matmul-1024", 899_756), ("matmul-2048", 1_589_952)] {

@@ -125,6 +125,10 @@ fn what_does_not_fit_a_model_is_refused() {
     check_refused(&["bench", path, "--input", array], "--input needs a name");
     check_refused(&["bench", path, "--input", &format!("tokens={array}")], "f64[3], and the model takes i64[steps]");
     check_refused(&["bench", path, "--input", &format!("tokens={path}")], ".npy file");
+    // An archive of nothing, with which the inputs would be random.
+    let empty = folder.path().join("empty.npz");
+    std::fs::write(&empty, [b"PK\x05\x06".as_slice(), &[0; 18]].concat()).unwrap();
+    check_refused(&["bench", path, "--input", text(&empty)], "empty.npz: it has no arrays");
     check_refused(&["bench", path, "--dim", "steps=2", "--input", &format!("words={array}")], "no input `words`");
     check_refused(&["bench", "none.onnx"], "cannot read none.onnx");
     check_refused(&["compile", path, "--template", "conv", "-o", "x"], "--template conv: each kernel of a model");

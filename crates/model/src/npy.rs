@@ -79,7 +79,7 @@ pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
 /// Parses a `.npz` file: tensors by name.
 ///
 /// # Errors
-/// If the file is not a `.npz` file, or one of its members is not a `.npy` file.
+/// If the file is not a `.npz` file or has no members, or one of them is not a `.npy` file.
 pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
     let no_archive = |why: zip::result::ZipError| NpyError(format!("it is no .npz file: {why} (use numpy.savez)"));
     let mut archive = zip::ZipArchive::new(Cursor::new(file)).map_err(no_archive)?;
@@ -95,6 +95,9 @@ pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
         entry.take(most).read_to_end(&mut data).map_err(|why| in_it(format!("{why} (use numpy.savez)")))?;
         let tensor = read_npy(&Bytes::from(data)).map_err(|error| in_it(error.0))?;
         tensors.push((name, tensor));
+    }
+    if tensors.is_empty() {
+        return error("it has no arrays (use numpy.savez)");
     }
     Ok(tensors)
 }

@@ -52,7 +52,7 @@ pub fn run(args: &NetworkArgs, as_json: bool) -> anyhow::Result<()> {
     let Some(output) = &args.output else {
         return Err(bad_input(format!("where shall {name} be written (give -o FILE.onnx)")));
     };
-    let place = writable(output, "another -o")?;
+    let place = writable(output, as_json, "another -o")?;
     let file = match (name, &args.model) {
         (REWEIGHT, Some(path)) => {
             let file = Bytes::from(read_file(path, "an ONNX model")?);

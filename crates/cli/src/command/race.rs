@@ -84,7 +84,8 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
 /// # Errors
 /// Bad input if an argument does not fit; failure if a command fails, or with `--ci` is slower than allowed.
 pub fn run(args: &RaceArgs, as_json: bool) -> anyhow::Result<()> {
-    let picture = args.picture.as_deref().map(|path| writable(path, "another file with --picture")).transpose()?;
+    let picture =
+        args.picture.as_deref().map(|path| writable(path, as_json, "another file with --picture")).transpose()?;
     let race = CommandRace {
         commands: args.commands.clone(),
         shell: args.shell,

@@ -69,7 +69,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
         (None, Some(n)) => Extent::Sample(n),
         (None, None) => Extent::All,
     };
-    let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
+    let output = args.output.as_deref().map(|path| writable(path, as_json, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     if let Some((path, place)) = args.output.as_deref().zip(output.as_ref()) {
         // The file need not exist yet.

@@ -64,7 +64,7 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
         return export_results(args, file, as_json);
     }
     // Before the database is opened, because the file may be its inherited descriptor.
-    let output = file.map(|path| writable(path, "another FILE")).transpose()?;
+    let output = file.map(|path| writable(path, as_json, "another FILE")).transpose()?;
     let database = args.records.database()?;
     let store = database.open_existing()?;
     let (Some(path), Some(output)) = (file, output) else {
@@ -136,7 +136,7 @@ fn export_results(args: &ExportArgs, file: Option<&Path>, as_json: bool) -> anyh
         return Ok(());
     };
     let name = path.display().to_string();
-    let output = writable(path, "another FILE")?;
+    let output = writable(path, as_json, "another FILE")?;
     output.write(|file| write(file)).with_context(|| format!("cannot write {name}"))?;
     let json = json!({
         "records": n,

@@ -69,7 +69,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     if args.output.is_none() && !as_json {
         return Err(bad_input("there is no file to write the page to (give -o FILE.html, or --json)"));
     }
-    let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
+    let output = args.output.as_deref().map(|path| writable(path, as_json, "another file with -o")).transpose()?;
     if let Some(model) = alone(&args.workloads, "told of")? {
         return of_model(args, &model, output, as_json);
     }

@@ -65,7 +65,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         }
         check_identifier("--prefix", prefix)?;
     }
-    let output = args.output.as_deref().map(|path| writable(path, "another -o")).transpose()?;
+    let output = args.output.as_deref().map(|path| writable(path, as_json, "another -o")).transpose()?;
     let workload = args.of.workload()?;
     let machine = &args.of.machine;
     machine.place().check_threads()?;
