@@ -16,6 +16,7 @@ use crate::opencl::OpenClError;
 use crate::protocol::{Caches, ProgramSource, RunnerOf, WorkerAssignment};
 use crate::workers::Workers;
 use backend::Backend;
+pub(crate) use scheduler::MOST_RETRIES;
 use scheduler::{Policy, Scheduler, WorkerCommands};
 use std::fs::File;
 use std::io;

@@ -4,6 +4,7 @@ use tilewright_codegen::CompileError;
 use tilewright_search::ErrorClass;
 
 /// Failure of a candidate: its error class and a description.
+#[derive(Debug)]
 pub struct Failure {
     /// Class of the failure.
     pub class: ErrorClass,

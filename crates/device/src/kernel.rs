@@ -23,6 +23,7 @@ use tilewright_search::ErrorClass;
 use crate::cuda::compile::WriteFile;
 use crate::data;
 use crate::device::RoundLength;
+use crate::failure::Failure;
 use crate::memory::{Fenced, ReadOnly};
 use crate::protocol::ClassName;
 use crate::sandbox::{self, Strictness};
@@ -59,7 +60,7 @@ pub struct KernelJob {
 
 impl KernelJob {
     /// Reads a job from its file.
-    fn read(path: &Path) -> Result<KernelJob, ClassifiedError> {
+    fn read(path: &Path) -> Result<KernelJob, Failure> {
         let text = std::fs::read(path).map_err(unknown("its job"))?;
         serde_json::from_slice(&text).map_err(|error| unknown("its job")(error.into()))
     }
@@ -108,6 +109,8 @@ pub enum ProcessResult {
         class: ClassName,
         /// Description of the failure.
         message: String,
+        /// Whether the device itself failed, whatever runs on it.
+        is_of_device: bool,
     },
 }
 
@@ -140,10 +143,12 @@ impl WorkResult {
     }
 
     /// Result of work that was done in this process after `n_before` other jobs; prints `result`.
-    fn of(result: Result<Option<ProcessResult>, ClassifiedError>, n_before: u64) -> WorkResult {
-        let class = result.as_ref().err().map(|(class, _)| *class);
-        // If something was written where it should not be, other memory may be damaged as well.
-        let stays = !matches!(class, Some(ErrorClass::RuntimeError | ErrorClass::Unknown));
+    fn of(result: Result<Option<ProcessResult>, Failure>, n_before: u64) -> WorkResult {
+        let class = result.as_ref().err().map(|failure| failure.class);
+        let is_lost = result.as_ref().is_err_and(|failure| failure.is_of_device);
+        // If something was written where it should not be, other memory may be damaged as well. A lost device
+        // is lost for this process.
+        let stays = !is_lost && !matches!(class, Some(ErrorClass::RuntimeError | ErrorClass::Unknown));
         let is_doubtful = n_before > 0 && (!stays || class == Some(ErrorClass::WrongAnswer));
         let is_right = say(result);
         // The exit code is in the second byte.
@@ -159,10 +164,8 @@ impl WorkResult {
     }
 }
 
-type ClassifiedError = (ErrorClass, String);
-
-fn unknown(what: &str) -> impl Fn(io::Error) -> ClassifiedError {
-    move |error| (ErrorClass::Unknown, format!("{what}: {error}"))
+fn unknown(what: &str) -> impl Fn(io::Error) -> Failure {
+    move |error| (ErrorClass::Unknown, format!("{what}: {error}")).into()
 }
 
 /// Calls the kernel of a shared object, or of a GPU's code, for a job, and prints a [`ProcessResult`];
@@ -251,9 +254,11 @@ fn in_child(work: impl FnOnce() -> bool) -> io::Result<i32> {
 }
 
 /// Prints the result of a job; returns whether it is a success.
-fn say(answer: Result<Option<ProcessResult>, ClassifiedError>) -> bool {
+fn say(answer: Result<Option<ProcessResult>, Failure>) -> bool {
     let is_right = answer.is_ok();
-    let failed = |(class, message)| Some(ProcessResult::Failed { class: ClassName(class), message });
+    let failed = |Failure { class, message, is_of_device, .. }| {
+        Some(ProcessResult::Failed { class: ClassName(class), message, is_of_device })
+    };
     let Some(answer) = answer.unwrap_or_else(failed) else { return is_right };
     let line = serde_json::to_string(&answer).expect("answers are plain data");
     let mut out = io::stdout().lock();
@@ -278,7 +283,7 @@ fn call(
     drivers: &mut Drivers,
     library: &Path,
     more: &[String],
-) -> Result<Option<ProcessResult>, ClassifiedError> {
+) -> Result<Option<ProcessResult>, Failure> {
     let leading_ns = more.last().and_then(|text| text.parse().ok());
     let data = File::open(&job.data).map_err(unknown("its data"))?;
     let buffers = job.arguments.iter().map(|argument| buffer(argument, &data).transpose());
@@ -340,7 +345,7 @@ fn call(
 }
 
 /// Writes the outputs that make up a reference.
-fn write_outputs(buffers: &[Option<ProcessBuffer>]) -> Result<Option<ProcessResult>, ClassifiedError> {
+fn write_outputs(buffers: &[Option<ProcessBuffer>]) -> Result<Option<ProcessResult>, Failure> {
     let outputs = buffers.iter().flatten().filter(|buffer| buffer.is_output);
     let bytes = outputs.flat_map(|buffer| buffer.dtype.read_held(buffer.memory.as_slice::<u8>()));
     let bytes = bytes.flat_map(f64::to_ne_bytes).collect::<Vec<u8>>();
@@ -379,16 +384,16 @@ fn buffer<'a>(argument: &'a ProcessArgument, data: &File) -> io::Result<Option<P
     Ok(Some(ProcessBuffer { name, dtype, memory, answer, is_output: *is_output, is_variable: *is_variable }))
 }
 
-fn intact(buffers: &[Option<ProcessBuffer>]) -> Result<(), ClassifiedError> {
+fn intact(buffers: &[Option<ProcessBuffer>]) -> Result<(), Failure> {
     match buffers.iter().flatten().find(|buffer| !buffer.memory.is_intact()) {
         Some(buffer) => {
-            Err((ErrorClass::RuntimeError, format!("it wrote outside its buffers, beside {}", buffer.name)))
+            Err((ErrorClass::RuntimeError, format!("it wrote outside its buffers, beside {}", buffer.name)).into())
         }
         None => Ok(()),
     }
 }
 
-fn compare(buffers: &[Option<ProcessBuffer>], tolerance: f64) -> Result<f64, ClassifiedError> {
+fn compare(buffers: &[Option<ProcessBuffer>], tolerance: f64) -> Result<f64, Failure> {
     let mut largest: f64 = 0.0;
     for buffer in buffers.iter().flatten() {
         let Some(answer) = &buffer.answer else { continue };
@@ -407,7 +412,7 @@ fn compare(buffers: &[Option<ProcessBuffer>], tolerance: f64) -> Result<f64, Cla
 type CallsKernel = unsafe extern "C" fn(*mut *mut c_void);
 
 /// Function of a shared object that calls its kernel.
-fn load(library: &Path) -> Result<CallsKernel, ClassifiedError> {
+fn load(library: &Path) -> Result<CallsKernel, Failure> {
     let refused = |what: &str| {
         // SAFETY: the result is a string of the loader, or null.
         let why = unsafe {
@@ -418,7 +423,7 @@ fn load(library: &Path) -> Result<CallsKernel, ClassifiedError> {
                 CStr::from_ptr::<'_>(why as *const c_char).to_string_lossy().into_owned()
             }
         };
-        (ErrorClass::CompileErrorDevice, format!("{what}: {why}"))
+        Failure::from((ErrorClass::CompileErrorDevice, format!("{what}: {why}")))
     };
     let path = CString::new(library.as_os_str().as_bytes()).expect("a path has no zeros");
     let name = CString::new(ENTRY).expect("a name has no zeros");

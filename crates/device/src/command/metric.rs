@@ -4,6 +4,7 @@ use regex_lite::{Regex, RegexBuilder};
 use tilewright_search::{ErrorClass, OtherCosts, Timing};
 
 use super::program_run::ProgramRun;
+use crate::failure::Failure;
 use crate::kernel::ProcessResult;
 
 /// Metric of a command. Searches minimise: they get the reciprocal of a metric that is maximised.
@@ -209,9 +210,11 @@ impl Metric {
     }
 
     /// Failure that the output of a failed run reports, if it reports one.
-    pub(super) fn failure(&self, output: &[u8]) -> Option<(ErrorClass, String)> {
+    pub(super) fn failure(&self, output: &[u8]) -> Option<Failure> {
         match (self, ProcessResult::last_of(output)) {
-            (Metric::Kernel, Some(ProcessResult::Failed { class, message })) => Some((class.0, message)),
+            (Metric::Kernel, Some(ProcessResult::Failed { class, message, is_of_device })) => {
+                Some(Failure { class: class.0, message, lacks_memory: false, is_of_device })
+            }
             _ => None,
         }
     }
@@ -256,7 +259,7 @@ impl Metric {
                 {
                     Ok(samples_ns)
                 }
-                Some(ProcessResult::Failed { class, message }) => Err((class.0, message)),
+                Some(ProcessResult::Failed { class, message, .. }) => Err((class.0, message)),
                 _ => Err((ErrorClass::Unknown, "the kernel's process said nothing".into())),
             },
             Metric::Output { pattern, maximize } => {

@@ -26,6 +26,8 @@ use tilewright_search::{
     Outcome, RaceLimits, Seconds, Space, Standing, Timing, Value, quantile,
 };
 
+use crate::device::MOST_RETRIES;
+use crate::failure::Failure;
 use crate::folder::Folder;
 use crate::{host, kernel};
 pub use metric::{Metric, MetricError, NamedMetric, Objectives};
@@ -143,11 +145,19 @@ struct TrialFailure {
     class: ErrorClass,
     message: String,
     limit: Option<Limit>,
+    /// Whether the device itself failed, whatever runs on it.
+    is_of_device: bool,
+}
+
+impl From<Failure> for TrialFailure {
+    fn from(Failure { class, message, is_of_device, .. }: Failure) -> TrialFailure {
+        TrialFailure { is_of_device, ..TrialFailure::new(class, message) }
+    }
 }
 
 impl TrialFailure {
     fn new(class: ErrorClass, message: impl Into<String>) -> TrialFailure {
-        TrialFailure { class, message: message.into(), limit: None }
+        TrialFailure { class, message: message.into(), limit: None, is_of_device: false }
     }
 
     fn outcome(self) -> Outcome {
@@ -256,6 +266,23 @@ struct CommandsState {
     n_submitted: u64,
     leading_ns: Option<f64>,
     is_winding_down: bool,
+    /// Reason to end the run: the device failed too often.
+    fault: Option<String>,
+}
+
+impl CommandsState {
+    /// Puts a candidate first again, with which the device failed; too many failures end the run.
+    fn measure_again(&mut self, mut job: WaitingCandidate, why: &str) {
+        self.builds.remove(&job.key);
+        job.n_losses += 1;
+        if job.n_losses > MOST_RETRIES {
+            let times = job.n_losses;
+            self.fault = Some(format!(
+                "{times} times the device failed with the same candidate: {why}; nothing is recorded of that one"
+            ));
+        }
+        self.waiting.push_front(job);
+    }
 }
 
 /// Waiting candidate.
@@ -265,6 +292,8 @@ struct WaitingCandidate {
     /// Key of the configuration's build.
     key: u64,
     build_s: f64,
+    /// Number of times that the device failed with it.
+    n_losses: u32,
 }
 
 /// Measuring side whose candidates are commands.
@@ -416,8 +445,8 @@ impl CommandsShared {
         let message = run.complaint(&format!("the build, {},", invocation.words[0]));
         let said =
             self.options.objectives.leading().failure(&run.output).filter(|_| matches!(run.end, ProgramEnd::Ended(_)));
-        if let Some((class, message)) = said {
-            return Err(TrialFailure::new(class, message));
+        if let Some(failure) = said {
+            return Err(failure.into());
         }
         Err(match run.end {
             ProgramEnd::TimedOut => TrialFailure {
@@ -482,7 +511,7 @@ impl CommandsShared {
     /// Runs candidates one after the other until the end, in a thread of its own.
     fn run_all(&self) {
         let mut state = self.lock();
-        while !self.is_closed() {
+        while !self.is_closed() && state.fault.is_none() {
             let needs_build = self.options.build.is_some();
             let may_begin = !state.is_winding_down && state.n_in_the_way == 0;
             let next = state.waiting.iter().position(|job| may_begin && self.is_ready(&state, job));
@@ -503,12 +532,16 @@ impl CommandsShared {
             let result = build
                 .and_then(|()| if needs_build { Ok(()) } else { self.build(config, job.key, &[], &is_over) })
                 .and_then(|()| self.trial(config, leading_ns, &mut seconds, &is_over));
-            let limit = result.as_ref().err().and_then(|failure| failure.limit);
-            let outcome = result.map_or_else(TrialFailure::outcome, Outcome::Measured);
             state = self.lock();
             state.running = None;
-            if !is_over() {
-                state.done.push_back((job.number, Measured { seconds, limit, ..Measured::of(outcome) }));
+            match result {
+                _ if is_over() => {}
+                Err(failure) if failure.is_of_device => state.measure_again(job, &failure.message),
+                result => {
+                    let limit = result.as_ref().err().and_then(|failure| failure.limit);
+                    let outcome = result.map_or_else(TrialFailure::outcome, Outcome::Measured);
+                    state.done.push_back((job.number, Measured { seconds, limit, ..Measured::of(outcome) }));
+                }
             }
             self.changed.notify_all();
         }
@@ -612,7 +645,7 @@ impl CommandsShared {
         match &run.end {
             ProgramEnd::Ended(status) if status.success() => Ok(()),
             ProgramEnd::Ended(_) => Err(match self.options.objectives.leading().failure(&run.output) {
-                Some((class, message)) => TrialFailure::new(class, message),
+                Some(failure) => failure.into(),
                 None => TrialFailure::new(ErrorClass::RuntimeError, message()),
             }),
             ProgramEnd::TimedOut if timeout < self.options.run_timeout => Err(TrialFailure::new(
@@ -637,7 +670,13 @@ impl Measure for Commands {
         state.is_winding_down = false;
         for candidate in candidates {
             let (number, key) = (state.n_submitted, self.shared.key(&candidate.config));
-            state.waiting.push_back(WaitingCandidate { number, candidate: candidate.clone(), key, build_s: 0.0 });
+            state.waiting.push_back(WaitingCandidate {
+                number,
+                candidate: candidate.clone(),
+                key,
+                build_s: 0.0,
+                n_losses: 0,
+            });
             state.n_submitted += 1;
         }
         self.shared.changed.notify_all();
@@ -651,6 +690,9 @@ impl Measure for Commands {
         loop {
             if let Some((number, measured)) = state.done.pop_front() {
                 return Ok(Next::Done(number, measured));
+            }
+            if let Some(why) = &state.fault {
+                return Err(io::Error::other(why.clone()).into());
             }
             let is_idle = state.running.is_none() && (state.waiting.is_empty() || state.is_winding_down);
             let left = until.saturating_duration_since(Instant::now());
@@ -707,6 +749,7 @@ impl Measure for Commands {
                 match run {
                     _ if is_over() => {}
                     Ok(mut samples) => racer.samples.append(&mut samples[0]),
+                    Err(failure) if failure.is_of_device => return Err(io::Error::other(failure.message).into()),
                     Err(failure) => {
                         failed.push(Standing {
                             at: racer.at,
@@ -823,6 +866,56 @@ mod tests {
         assert_ne!(process(3), process(5), "what comes next has a process of its own");
         assert_eq!(process(5), process(6));
         assert_ne!(process(6), process(7), "one that says so takes no more");
+    }
+
+    /// A device that fails is no fault of the candidate that it had: that one is measured again by a process
+    /// of its own, and where the device stays away, the run ends.
+    #[test]
+    fn a_lost_device_costs_no_trial() {
+        let folder = Folder::new("tilewright-test").unwrap();
+        let data = ["a", "lost", "b"].map(Datum::from);
+        let space = Arc::new(Space::new("kernel", vec![Parameter::of_data("t", &data)], Vec::new()).unwrap());
+        let candidates: Vec<Candidate> = ["a", "lost", "b"].map(|value| candidate(&space, value)).into();
+        let measure = |is_back: bool| {
+            let flag = folder.path().join(if is_back { "once" } else { "always" });
+            let helper = format!(
+                r#"while read -r line; do
+                    case $line in
+                    *lost*) [ -e {flag} ] || {{
+                        {keep} : > {flag}
+                        echo '{{"Failed":{{"class":"runtime_error","message":"gone","is_of_device":true}}}}'
+                        echo '{{"status":256,"is_doubtful":false,"stays":false}}'
+                        exit 1
+                    }};;
+                    esac
+                    echo '{{"Timed":{{"samples_ns":[5],"relative_error":0}}}}'
+                    echo '{{"status":0,"is_doubtful":false,"stays":true}}'
+                done"#,
+                flag = flag.display(),
+                keep = if is_back { "" } else { "#" },
+            );
+            let text = format!("sh -c {} {{t}}", CommandTemplate::quoted(&helper));
+            let run = CommandTemplate::words(&text, &["t"]).unwrap().staying_after(3);
+            let options =
+                CommandOptions { objectives: Metric::Kernel.into(), to_the_end: true, ..CommandOptions::new(run) };
+            let mut commands = Commands::new(space.clone(), options).unwrap();
+            commands.submit(&candidates);
+            let mut measured = Vec::new();
+            let ended = loop {
+                match commands.next(None, Duration::from_secs(60)) {
+                    Ok(Next::Done(number, of)) => measured.push((number, matches!(of.outcome, Outcome::Measured(_)))),
+                    Ok(Next::Idle) => break Ok(()),
+                    Ok(Next::Pending) => panic!("{measured:?}"),
+                    Err(error) => break Err(error.to_string()),
+                }
+            };
+            (measured, ended)
+        };
+        assert_eq!(measure(true), (vec![(0, true), (1, true), (2, true)], Ok(())));
+        let (measured, ended) = measure(false);
+        assert_eq!(measured, [(0, true)], "nothing is recorded of what the device failed with");
+        let ended = ended.unwrap_err();
+        assert!(ended.starts_with("4 times the device failed with the same candidate: gone"), "{ended}");
     }
 
     fn candidate(space: &Space, value: &str) -> Candidate {

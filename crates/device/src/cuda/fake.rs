@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{DeviceOrdinal, DevicePointer, DriverFunctions, DriverHandle, ResultCode};
@@ -61,8 +62,14 @@ pub fn n_launches() -> usize {
     current(|state| state.n_launches)
 }
 
+/// Whether this process has lost the device, which is for good, as of a real card.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
+
 fn with(f: impl FnOnce(&mut FakeDriver) -> ResultCode) -> ResultCode {
     if lost().is_some() {
+        IS_LOST.store(true, Ordering::Relaxed);
+    }
+    if IS_LOST.load(Ordering::Relaxed) {
         return 214;
     }
     current(|state| if state.broken != 0 { state.broken } else { f(state) })
@@ -109,6 +116,9 @@ impl FakeDriver {
 }
 
 unsafe extern "C" fn init(_: c_uint) -> ResultCode {
+    if IS_LOST.load(Ordering::Relaxed) {
+        return 100;
+    }
     match lost() {
         None => 0,
         // A device that is there again once the driver is started anew.

@@ -32,7 +32,7 @@ const LEAST_SLOW: Duration = Duration::from_millis(30);
 const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
 
 /// Maximum number of repeated measurements of a candidate whose test was stopped or disturbed from outside.
-pub(super) const MOST_RETRIES: u32 = 3;
+pub(crate) const MOST_RETRIES: u32 = 3;
 
 /// Maximum number of kernels queued in a worker: enough for the time that a search takes to propose, and few
 /// enough that other workers also test what they have built.

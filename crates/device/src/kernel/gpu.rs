@@ -11,11 +11,9 @@ use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_search::ErrorClass;
 use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames, evaluate};
 
-use super::{
-    ClassifiedError, KernelJob, ProcessArgument, ProcessBuffer, ProcessResult, compare, is_hopeless, unknown,
-    write_outputs,
-};
+use super::{KernelJob, ProcessArgument, ProcessBuffer, ProcessResult, compare, is_hopeless, unknown, write_outputs};
 use crate::cuda::compile::{CudaCompileError, CudaCompiler, CudaSource, WriteFile, entry_of};
+use crate::failure::Failure;
 use crate::gpu::{
     Cuda, Driver, DriverMemory, GuardedSpan, KernelArgument, LaunchShape, OpenCl, fits, keep_compiled_in, of_device,
 };
@@ -79,14 +77,14 @@ impl GpuJob {
     }
 
     /// Evaluates a size, which must be an integer.
-    fn size(&self, what: &str, text: &str, parameters: &[(String, String)]) -> Result<i64, ClassifiedError> {
+    fn size(&self, what: &str, text: &str, parameters: &[(String, String)]) -> Result<i64, Failure> {
         let value = |text: &String| match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(number), _) => Datum::Int(number),
             (_, Ok(number)) => Datum::Float(number),
             _ => Datum::from(text.as_str()),
         };
         let known = self.names().chain(parameters.iter().map(|(name, text)| (name.clone(), value(text))));
-        let refuse = |why: String| (ErrorClass::InstantiationError, format!("{what}, `{text}`: {why}"));
+        let refuse = |why: String| Failure::from((ErrorClass::InstantiationError, format!("{what}, `{text}`: {why}")));
         match evaluate(text, &known.collect::<Vec<_>>()).map_err(refuse)? {
             Datum::Int(n) if n >= 0 => Ok(n),
             Datum::Float(n) if n >= 0.0 && n.fract() == 0.0 => Ok(n as i64),
@@ -94,14 +92,14 @@ impl GpuJob {
         }
     }
 
-    fn shape(&self, parameters: &[(String, String)]) -> Result<LaunchShape, ClassifiedError> {
-        let axes = |what: &str, texts: &[String; 3]| -> Result<[i64; 3], ClassifiedError> {
+    fn shape(&self, parameters: &[(String, String)]) -> Result<LaunchShape, Failure> {
+        let axes = |what: &str, texts: &[String; 3]| -> Result<[i64; 3], Failure> {
             let mut sizes = [1; 3];
             for (size, text) in sizes.iter_mut().zip(texts) {
                 *size = self.size(what, text, parameters)?;
             }
             match sizes.contains(&0) {
-                true => Err((ErrorClass::InstantiationError, format!("{what} is empty: {sizes:?}"))),
+                true => Err((ErrorClass::InstantiationError, format!("{what} is empty: {sizes:?}")).into()),
                 false => Ok(sizes),
             }
         };
@@ -111,13 +109,13 @@ impl GpuJob {
         Ok(LaunchShape { name: self.function.clone(), grid, block, shared_bytes })
     }
 
-    fn target(&self) -> Result<Target, ClassifiedError> {
-        self.target.parse().map_err(|why| (ErrorClass::Unknown, format!("its target: {why}")))
+    fn target(&self) -> Result<Target, Failure> {
+        self.target.parse().map_err(|why| (ErrorClass::Unknown, format!("its target: {why}")).into())
     }
 
     /// Source with its parameters as macros, prepended to the text: as compiler options, they would apply to
     /// headers, too.
-    fn text(&self, parameters: &[(String, String)], grid: [i64; 3]) -> Result<String, ClassifiedError> {
+    fn text(&self, parameters: &[(String, String)], grid: [i64; 3]) -> Result<String, Failure> {
         let source = fs::read_to_string(&self.source).map_err(unknown(&self.source.to_string_lossy()))?;
         let constants = self.constants.iter().map(|(name, value)| (name.as_str(), value.to_string()));
         let parameters = parameters.iter().map(|(name, value)| (name.as_str(), value.clone()));
@@ -143,18 +141,18 @@ impl Drivers {
         Drivers { folder: folder_of(job).to_owned(), opencl: None, cuda: None }
     }
 
-    fn opencl(&mut self, target: &Target) -> Result<&OpenCl, ClassifiedError> {
+    fn opencl(&mut self, target: &Target) -> Result<&OpenCl, Failure> {
         if self.opencl.is_none() {
             keep_compiled_in(Some(&self.folder));
-            self.opencl = Some(OpenCl::new(target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?);
+            self.opencl = Some(OpenCl::new(target).map_err(no_driver::<OpenCl>)?);
         }
         Ok(self.opencl.as_ref().expect("invariant: it was made above"))
     }
 
-    fn cuda(&mut self, target: &Target) -> Result<&Cuda, ClassifiedError> {
+    fn cuda(&mut self, target: &Target) -> Result<&Cuda, Failure> {
         if self.cuda.is_none() {
             keep_compiled_in(None);
-            self.cuda = Some(Cuda::new(target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?);
+            self.cuda = Some(Cuda::new(target).map_err(no_driver::<Cuda>)?);
         }
         Ok(self.cuda.as_ref().expect("invariant: it was made above"))
     }
@@ -167,15 +165,15 @@ pub(super) fn build(
     into: &Path,
     words: &[String],
     write: WriteFile,
-) -> Result<(), ClassifiedError> {
+) -> Result<(), Failure> {
     let parameters = &parameters(words);
-    let Some(gpu) = &job.gpu else { return Err((ErrorClass::Unknown, "there is nothing to build".to_owned())) };
+    let Some(gpu) = &job.gpu else { return Err((ErrorClass::Unknown, "there is nothing to build".to_owned()).into()) };
     let (shape, target) = (gpu.shape(parameters)?, gpu.target()?);
     // A kernel that cannot run need not be built.
     fits(&shape, target.gpu.as_ref().expect("invariant: the target is a GPU"))
         .map_err(|why| (ErrorClass::InstantiationError, why))?;
     let text = gpu.text(parameters, shape.grid)?;
-    let refused = |why: String| (ErrorClass::CompileErrorDevice, why);
+    let refused = |why: String| Failure::from((ErrorClass::CompileErrorDevice, why));
     let code = match &gpu.compiler {
         None => {
             let mut options = gpu.flags.join(" ");
@@ -184,14 +182,13 @@ pub(super) fn build(
             if !beside.contains(char::is_whitespace) {
                 options += &format!(" -I{beside}");
             }
-            let compiled = drivers.opencl(&target)?.compiled(&text, &options);
-            compiled.map_err(|failure| (failure.class, failure.message))?
+            drivers.opencl(&target)?.compiled(&text, &options)?
         }
         Some(compiler) => {
             let unit = CudaSource { text: &text, path: &gpu.source, flags: &gpu.flags, gpu: &target.cpu };
             let code = compiler.compile(&unit, into, write).map_err(|why| match why {
                 CudaCompileError::Refused(why) => refused(why),
-                other => (ErrorClass::InstantiationError, other.to_string()),
+                other => (ErrorClass::InstantiationError, other.to_string()).into(),
             })?;
             entry_of(&code, &gpu.function).map_err(refused)?;
             code
@@ -216,9 +213,9 @@ pub(super) struct GpuRun<'a> {
     pub leading_ns: Option<f64>,
 }
 
-fn by_device<D: Driver>(error: D::Error) -> ClassifiedError {
-    let failure = of_device::<D>(error);
-    (failure.class, failure.message)
+/// Failure to start a driver.
+fn no_driver<D: Driver>(error: D::Error) -> Failure {
+    Failure { class: ErrorClass::Unknown, ..of_device::<D>(error) }
 }
 
 impl GpuRun<'_> {
@@ -228,7 +225,7 @@ impl GpuRun<'_> {
         drivers: &mut Drivers,
         built: &Path,
         buffers: Vec<Option<ProcessBuffer>>,
-    ) -> Result<Option<ProcessResult>, ClassifiedError> {
+    ) -> Result<Option<ProcessResult>, Failure> {
         let code = fs::read(built).map_err(unknown("its code"))?;
         let (mut shape, target) = (self.gpu.shape(self.parameters)?, self.gpu.target()?);
         match target.arch {
@@ -238,7 +235,7 @@ impl GpuRun<'_> {
                 self.on(drivers.cuda(&target)?, &target, &code, &shape, buffers)
             }
             Arch::Gpu(GpuApi::AmdGpu) | Arch::X86_64 | Arch::Aarch64 => {
-                Err((ErrorClass::Unknown, format!("nothing runs kernels of others for {}", target.name())))
+                Err((ErrorClass::Unknown, format!("nothing runs kernels of others for {}", target.name())).into())
             }
         }
     }
@@ -250,17 +247,19 @@ impl GpuRun<'_> {
         code: &[u8],
         shape: &LaunchShape,
         mut buffers: Vec<Option<ProcessBuffer>>,
-    ) -> Result<Option<ProcessResult>, ClassifiedError> {
-        let code = driver.load(code).map_err(|failure| (failure.class, failure.message))?;
+    ) -> Result<Option<ProcessResult>, Failure> {
+        let code = driver.load(code)?;
         let mut memories: Vec<Option<Arc<DriverMemory<D>>>> = Vec::new();
         for buffer in &buffers {
             let argument = buffer.as_ref().filter(|buffer| !buffer.is_variable);
             let memory = argument.map(|buffer| driver.memory(buffer.memory.n_bytes())).transpose();
-            memories.push(memory.map_err(by_device::<D>)?.map(Arc::new));
+            memories.push(memory.map_err(of_device::<D>)?.map(Arc::new));
         }
         for buffer in buffers.iter().flatten().filter(|buffer| buffer.is_variable) {
-            D::write_variable(&code, buffer.name, buffer.memory.as_slice::<u8>())
-                .map_err(|failure| (failure.class, format!("variable {}: {}", buffer.name, failure.message)))?;
+            D::write_variable(&code, buffer.name, buffer.memory.as_slice::<u8>()).map_err(|failure| Failure {
+                message: format!("variable {}: {}", buffer.name, failure.message),
+                ..failure
+            })?;
         }
         let mut arguments = Vec::new();
         for (argument, memory) in self.job.arguments.iter().zip(&memories) {
@@ -278,22 +277,22 @@ impl GpuRun<'_> {
         }
         let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
         let launch = D::launch_own(&code, shape, gpu, arguments);
-        let launches = [launch.map_err(|failure| (failure.class, failure.message))?];
-        D::warm_up(&launches[0]).map_err(by_device::<D>)?;
+        let launches = [launch?];
+        D::warm_up(&launches[0]).map_err(of_device::<D>)?;
         // Warming up may have written to the buffers, whose contents are restored.
         let pairs =
             || memories.iter().zip(&buffers).filter_map(|(memory, buffer)| Some((memory.as_ref()?, buffer.as_ref()?)));
         for (memory, buffer) in pairs() {
-            memory.write(0, buffer.memory.as_slice::<u8>()).map_err(by_device::<D>)?;
+            memory.write(0, buffer.memory.as_slice::<u8>()).map_err(of_device::<D>)?;
         }
-        let first_ns = driver.run(&launches, 1).map_err(by_device::<D>)?;
+        let first_ns = driver.run(&launches, 1).map_err(of_device::<D>)?;
         let mut found = Vec::new();
         for (memory, buffer) in pairs() {
-            if !memory.is_intact().map_err(by_device::<D>)? {
+            if !memory.is_intact().map_err(of_device::<D>)? {
                 return Err(fault("it wrote outside its buffers, beside", buffer));
             }
             let mut bytes = vec![0; buffer.memory.n_bytes() as usize];
-            memory.read(0, &mut bytes).map_err(by_device::<D>)?;
+            memory.read(0, &mut bytes).map_err(of_device::<D>)?;
             if !buffer.is_output && bytes != buffer.memory.as_slice::<u8>() {
                 return Err(fault("it wrote into its input", buffer));
             }
@@ -313,19 +312,14 @@ impl GpuRun<'_> {
             false => self.samples(driver, &launches, first_ns)?,
         };
         for (memory, buffer) in memories.iter().zip(&buffers).filter_map(|(m, b)| Some((m.as_ref()?, b.as_ref()?))) {
-            if !memory.is_intact().map_err(by_device::<D>)? {
+            if !memory.is_intact().map_err(of_device::<D>)? {
                 return Err(fault("it wrote outside its buffers, beside", buffer));
             }
         }
         Ok(Some(ProcessResult::Timed { samples_ns, relative_error }))
     }
 
-    fn samples<D: Driver>(
-        &self,
-        driver: &D,
-        launches: &[D::Launch],
-        first_ns: f64,
-    ) -> Result<Vec<f64>, ClassifiedError> {
+    fn samples<D: Driver>(&self, driver: &D, launches: &[D::Launch], first_ns: f64) -> Result<Vec<f64>, Failure> {
         let plan = TimingPlan {
             min_time_ns: self.job.min_time_ns,
             min_samples: 1,
@@ -343,7 +337,7 @@ impl GpuRun<'_> {
                 return f64::MAX;
             }
             driver.run(launches, n_runs).unwrap_or_else(|why| {
-                failure.borrow_mut().get_or_insert(by_device::<D>(why));
+                failure.borrow_mut().get_or_insert(of_device::<D>(why));
                 f64::MAX
             })
         };
@@ -359,8 +353,8 @@ impl GpuRun<'_> {
     }
 }
 
-fn fault(what: &str, buffer: &ProcessBuffer) -> ClassifiedError {
-    (ErrorClass::RuntimeError, format!("{what} {}", buffer.name))
+fn fault(what: &str, buffer: &ProcessBuffer) -> Failure {
+    (ErrorClass::RuntimeError, format!("{what} {}", buffer.name)).into()
 }
 
 #[cfg(test)]
@@ -407,7 +401,7 @@ mod tests {
 ";
 
     /// Runs the kernel in an emulator, with `factor` (3 is correct) and `grid` blocks.
-    fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<ProcessResult>, ClassifiedError> {
+    fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<ProcessResult>, Failure> {
         outcome_with(to, factor, grid, None)
     }
 
@@ -417,7 +411,7 @@ mod tests {
         factor: i32,
         grid: &str,
         variable: Option<&'static str>,
-    ) -> Result<Option<ProcessResult>, ClassifiedError> {
+    ) -> Result<Option<ProcessResult>, Failure> {
         let gpu = GpuJob {
             target: Target::named("sm_80").unwrap().to_string(),
             compiler: None,
@@ -506,11 +500,11 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(outcome_with("%rd2", 3, "2", Some("table")).is_ok());
-        let (class, why) = outcome_with("%rd2", 3, "2", Some("none")).unwrap_err();
+        let Failure { class, message: why, .. } = outcome_with("%rd2", 3, "2", Some("none")).unwrap_err();
         assert!(class == ErrorClass::CompileErrorDevice && why.starts_with("variable none: "), "{class}: {why}");
         let fails = |to: &str, factor: i32, grid: &str, class: ErrorClass, words: &str| {
-            let (is, why) = outcome(to, factor, grid).unwrap_err();
-            assert!(is == class && why.contains(words), "{is}: {why}");
+            let failure = outcome(to, factor, grid).unwrap_err();
+            assert!(failure.class == class && failure.message.contains(words), "{failure:?}");
         };
         fails("%rd2", 2, "2", ErrorClass::WrongAnswer, "out: 63 elements are wrong");
         fails("%rd1", 3, "2", ErrorClass::RuntimeError, "it wrote into its input in");
