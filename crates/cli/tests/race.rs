@@ -132,6 +132,7 @@ fn what_is_no_race_is_refused() {
     check_refused(&with(&["true", "true", "--ci", "--allow", "0.05"]), "such as 5%");
     check_refused(&with(&["true", "true", "--metric", "("]), "--metric");
     check_refused(&with(&["true", "true", "--maximize"]), "--maximize");
+    check_refused(&with(&["true", "true", "--threads", "5000"]), "--threads 5000 is not possible on this machine");
     check_refused(&with(&["true", "a | b"]), "add --shell");
     check_refused(&with(&["true", ""]), "the command is empty");
     check_refused(&with(&["true", "true", "--picture", "/no/such/folder/a.svg"]), "/no/such/folder/a.svg");

@@ -7,6 +7,7 @@ use tilewright_device::command::{Invocation, Metric, sample};
 use tilewright_device::host;
 
 use super::{Raced, Rules, TellRound, referee};
+use crate::device_spec::{CPU, DeviceSpec, HOST};
 use crate::error::{Error, Setting, one_line};
 
 /// Race of commands.
@@ -60,7 +61,8 @@ impl CommandRace {
     /// messages, `tell` the progress.
     ///
     /// # Errors
-    /// Bad input if a command, the metric or the rules are wrong; failure if a command fails.
+    /// Bad input if a command, the metric, the number of CPUs or the rules are wrong; failure if a command
+    /// fails.
     pub fn run(&self, stop: &AtomicBool, say: &dyn Fn(&str), tell: TellRound) -> Result<Raced, Error> {
         self.rules.check(self.commands.len())?;
         let metric = self.metric()?;
@@ -69,6 +71,9 @@ impl CommandRace {
             Invocation::parse(text, self.shell).map_err(refuse)
         };
         let invocations = self.commands.iter().map(invocation).collect::<Result<Vec<Invocation>, Error>>()?;
+        if let Some(threads) = self.threads {
+            DeviceSpec { device: CPU, target: HOST, threads }.check_threads()?;
+        }
         let cpus = self.threads.map_or_else(Vec::new, host::pin_cpus);
         let is_over = || stop.load(Ordering::Relaxed);
         let mut drops = self.cold;
