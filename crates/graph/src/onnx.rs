@@ -539,8 +539,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
-/// Version of a node's domain; 0 if the model does not import it. ONNX Runtime's own domain has one version and
-/// need not be imported: Intel's quantizer leaves it out.
+/// Version of a node's domain; 0 if the model does not import it. ONNX Runtime's own domain has one version
+/// and need not be imported: Intel's quantizer leaves it out.
 fn opset_of(node: &NodeProto<'_>, opsets: &Opsets<'_>) -> i64 {
     let domain = plain_domain(node.domain);
     let named = opsets.iter().find(|(name, _)| plain_domain(name) == domain);
