@@ -105,16 +105,25 @@ fn check_quantized(dtype: DType) -> Result<(), OpError> {
     }
 }
 
-/// Checks that constant scales are positive finite numbers.
-fn check_scales(inputs: Inputs<'_>, at: usize) -> Result<(), OpError> {
+/// Signs of the scales of an operand. Quantizers give weights negative scales to use the least integer for
+/// the largest magnitude.
+#[derive(Clone, Copy, PartialEq)]
+enum Signs {
+    Positive,
+    Any,
+}
+
+/// Checks that constant scales are finite numbers with these signs, and none is 0.
+fn check_scales(inputs: Inputs<'_>, at: usize, signs: Signs) -> Result<(), OpError> {
     let Some(scale) = inputs.fact(at)?.value else { return Ok(()) };
-    match scale.floats().into_iter().find(|scale| !(scale.is_finite() && *scale > 0.0)) {
-        None => Ok(()),
-        Some(scale) => Err(invalid!(
-            "its input {} has a scale of {scale}, and scales are positive numbers (quantize it again)",
-            at + 1
-        )),
-    }
+    let holds = |scale: f64| scale.is_finite() && (scale > 0.0 || scale < 0.0 && signs == Signs::Any);
+    let Some(scale) = scale.floats().into_iter().find(|scale| !holds(*scale)) else { return Ok(()) };
+    let wanted = if signs == Signs::Any { "numbers other than 0" } else { "positive numbers" };
+    let how = match scale.is_infinite() {
+        true => "its range was infinite, as of masked scores: quantize products only",
+        false => "quantize it again",
+    };
+    Err(invalid!("its input {} has a scale of {scale}, and scales are {wanted} ({how})", at + 1))
 }
 
 impl Scaling {
@@ -164,7 +173,7 @@ impl Operation for QuantizeLinear {
         if dtype.size() > 2 {
             return Err(unsupported!("numbers quantized as {dtype} are not supported"));
         }
-        check_scales(inputs, 1)?;
+        check_scales(inputs, 1, Signs::Positive)?;
         self.0.infer(inputs, dtype, dtype)
     }
 
@@ -182,7 +191,7 @@ impl Operation for DequantizeLinear {
         let integers = inputs.fact(0)?.dtype();
         check_quantized(integers)?;
         match self.0.block {
-            0 => check_scales(inputs, 1)?,
+            0 => check_scales(inputs, 1, Signs::Any)?,
             _ => check_block_scales(inputs, 1)?,
         }
         self.0.infer(inputs, self.0.dtype.unwrap_or(inputs.ty(1)?.dtype), integers)
@@ -245,12 +254,12 @@ fn check_factors(inputs: Inputs<'_>, places: [usize; 2]) -> Result<(), OpError> 
     let result = inputs.fact(7)?.dtype();
     check_quantized(result)?;
     for (at, n) in [0, 3].into_iter().zip(places) {
-        check_scales(inputs, at + 1)?;
+        check_scales(inputs, at + 1, Signs::Positive)?;
         check_number(inputs, at + 1, "scales", n)?;
         let n_scales = product(inputs.shape(at + 1)?);
         check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), Some(n_scales))?;
     }
-    check_scales(inputs, 6)?;
+    check_scales(inputs, 6, Signs::Positive)?;
     check_number(inputs, 6, "scales", 1)?;
     check_zero(inputs, 7, result, Some(1))
 }

@@ -563,6 +563,12 @@ fn what_nothing_can_be_a_multiple_of_is_refused_with_its_node() {
         ("DequantizeLinear", DType::U8, vec![Tensor::scalar(DType::F32, 0.0), u8s(&[])], "a scale of 0"),
         ("DequantizeLinear", DType::U8, vec![Tensor::scalar(DType::F32, f64::NAN), u8s(&[])], "a scale of NaN"),
         ("QuantizeLinear", DType::F32, vec![Tensor::scalar(DType::F32, -0.5), u8s(&[])], "a scale of -0.5"),
+        (
+            "QuantizeLinear",
+            DType::F32,
+            vec![Tensor::scalar(DType::F32, f64::INFINITY), u8s(&[])],
+            "quantize products only",
+        ),
         ("QuantizeLinear", DType::F32, vec![scale(&[0.5; 3]), u8s(&[3])], "do not fit"),
         ("DequantizeLinear", DType::U8, vec![scale(&[0.5; 4]), u8s(&[2])], "4 scales and 2 zero points"),
         ("DequantizeLinear", DType::U8, vec![one(), i8s(&[])], "is i8 where the integers are u8"),
@@ -652,7 +658,9 @@ fn check_convolutions(target: &Target, [least_weight, most_weight]: [i128; 2]) {
             let of_group = c / groups;
             let weights = integers(k * of_group * r * s, -125).into_iter();
             let weights: Vec<i128> = weights.map(|w| w.clamp(least_weight, most_weight)).collect();
-            let scales: Vec<f32> = (0..k).map(|k| 0.001 + 0.0001 * (k % 7) as f32).collect();
+            // Behind a DequantizeLinear, weights may have negative scales, as NNCF writes them.
+            let sign = |k: usize| if is_operator || !k.is_multiple_of(3) { 1.0 } else { -1.0 };
+            let scales: Vec<f32> = (0..k).map(|k| sign(k) * (0.001 + 0.0001 * (k % 7) as f32)).collect();
             let bias = integers(k, -900);
             let (out_h, out_w) = ((h + 2 * pad - r) / stride + 1, (w + 2 * pad - s) / stride + 1);
             let (by, plus) = (0.3f32 * (of_group * r * s) as f32 / 30.0, least + 120);
