@@ -305,8 +305,11 @@ fn min(x: Expr, high: f64) -> Expr {
     Expr::binary(BinaryOp::Min, x, Expr::Const(high))
 }
 
+/// Line through a point. Without a term, nothing is added: an addition that follows then fuses with the
+/// product.
 fn linear(x: Expr, factor: f64, term: f64) -> Expr {
-    add(mul(x, Expr::Const(factor)), Expr::Const(term))
+    let product = mul(x, Expr::Const(factor));
+    if term == 0.0 { product } else { add(product, Expr::Const(term)) }
 }
 
 fn hard_sigmoid(x: Expr, factor: f64, term: f64) -> Expr {
@@ -607,6 +610,8 @@ mod tests {
         is("round(-3;4)", 9.0, 0.0, 4.0);
         is("add_u8(0.5;1)", 2.0, 6.0, 6.0);
         is("gated", 2.0, 3.0, 6.0);
+        let zero = Epilogue::parse("linear(2;0)").unwrap().value(-0.0, None);
+        assert!(zero.is_sign_negative(), "a term of zero is not added");
         // The normal distribution's share below one standard deviation.
         is("gelu", 1.0, 0.0, 0.841_344_746_068_542_9);
     }

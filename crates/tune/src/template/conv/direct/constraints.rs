@@ -3,7 +3,7 @@
 use super::super::super::share::SharedWork;
 use super::super::super::{TemplateSetting, constraint_over as over, has_value, named, none_of};
 use super::super::{ReductionSizes, ceil_div, in_blocks};
-use super::{columns_read_text, cut_sum, decides_padding, dot, in_rows, steps_at_once};
+use super::{columns_read_text, constants, cut_sum, decides_padding, dot, in_rows, steps_at_once};
 use tilewright_search::{Constraint, Domain, Parameter, Value};
 
 /// Maximum number of unrolled multiply-adds per vector register. Beyond it, compilation takes several times
@@ -62,8 +62,9 @@ fn of_tile(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]
         format!("k_tile <= {most_k} and q_tile <= {q} if lanes == 'k' else k_tile <= {k_group} and q_tile <= {most_q}");
     let tile = ["lanes", "k_tile", "p_tile", "q_tile"];
     let mut constraints = vec![over("registers", &tile, &fits, parameters), over("inside", &tile, &inside, parameters)];
-    // At least half of the vectors that fit, so that multiply-adds do not wait for each other.
-    let most = |lanes: &str| largest_tile(&constraints, parameters, lanes);
+    // At least half of the vectors that fit, so that multiply-adds do not wait for each other. Integers are
+    // rescaled by functions whose constants take registers, too.
+    let most = |lanes: &str| largest_tile(&constraints, parameters, lanes) - constants(s);
     let large = match has_value(parameters, "lanes", "q") {
         true => format!("2 * {TILE} >= ({} if lanes == 'k' else {})", most("k"), most("q")),
         false => format!("2 * {TILE} >= {}", most("k")),

@@ -4,7 +4,7 @@ use super::super::super::TemplateSetting;
 use super::super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles, write_back};
 use super::super::super::share::SharedWork;
 use super::super::{ReductionSizes, ceil_div, in_blocks};
-use super::{columns_read, copied, dot, elements, in_rows, pads_by_tile, skips_padding, steps_at_once};
+use super::{columns_read, constants, copied, dot, elements, in_rows, pads_by_tile, skips_padding, steps_at_once};
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::WindowAxis;
 use tilewright_search::{Config, Space};
@@ -20,6 +20,9 @@ const BETWEEN_ZEROS: f64 = 8.0;
 /// Slowdown of several unrolled channels if the last vector of a large tile is not full: vectors of two
 /// widths share broadcast elements, for which LLVM spills sums to the stack (f32 of Zen 5: 1.65 to 1.8).
 const SPILLED: f64 = 1.7;
+/// Additional cycles of rescaling an accumulator if accumulators and constants together exceed the registers:
+/// LLVM then spills the accumulators (1.2 on Zen 5, residual sums of 64 channels).
+const RESCALED_LATE: f64 = 1.2;
 
 /// Estimated cycles: register tiles, bound by their multiply-adds and loads or by reading the weights and the
 /// input from the cache that holds what the enclosing loops reuse; then copies and stores.
@@ -166,7 +169,15 @@ impl<'a> CycleFacts<'a> {
         let step = slowdown * step_cycles(self.s, vectors, broadcast) + gathered + self.apart * loads;
         let taps = (r * columns) as f64;
         let n_steps = ceil_div(c.unwrap_or(1), steps_at_once(self.s, self.shape)) as f64 * taps;
-        self.met * n_steps * step * if self.by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0
+        let steps = self.met * n_steps * step * if self.by_channels { 1.0 } else { LANES_OF_PIXELS };
+        steps + self.spilling(vectors, broadcast) + 3.0 * taps + 20.0
+    }
+
+    /// Cycles of spilling the accumulators of a tile while functions rescale them.
+    fn spilling(&self, vectors: i64, broadcast: i64) -> f64 {
+        let held = vectors * broadcast + vectors + constants(self.s);
+        let is_spilled = constants(self.s) > 0 && held > i64::from(self.s.target.n_vector_registers);
+        if is_spilled { RESCALED_LATE * (vectors * broadcast) as f64 } else { 0.0 }
     }
 
     /// Cycles of reading the weights and the input of a tile of these channels, rows and columns.

@@ -9,6 +9,7 @@ use super::super::TemplateSetting;
 use super::super::share::SharedWork;
 use super::{Algorithm, ReductionSizes, in_blocks};
 use tilewright_ir::dot::STEPS;
+use tilewright_ir::op::{Epilogue, Operand};
 use tilewright_ir::{DType, TensorProduct};
 use tilewright_search::{Config, Parameter, Space};
 
@@ -57,6 +58,16 @@ fn dot(s: &TemplateSetting, shape: &ReductionSizes) -> Option<TensorProduct> {
 /// Number of reduction steps of one vector multiply-add.
 fn steps_at_once(s: &TemplateSetting, shape: &ReductionSizes) -> i64 {
     dot(s, shape).and_then(TensorProduct::dot_steps).unwrap_or(1)
+}
+
+/// Vector registers of the constants with which functions rescale sums of integers, besides the factors of
+/// channels. With fewer than 32 registers, sums are spilled either way.
+fn constants(s: &TemplateSetting) -> i64 {
+    if s.workload.dtype.is_float() || s.target.n_vector_registers < 32 {
+        return 0;
+    }
+    let of = |function: &Epilogue| function.numbers().len() + usize::from(function.operand() == Some(Operand::One));
+    s.workload.epilogue().iter().map(of).sum::<usize>() as i64
 }
 
 /// Element type of the operands' copies, if it differs from that of the operands.
