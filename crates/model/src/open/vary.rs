@@ -65,9 +65,10 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
                     *kernel = nest(&fused.net, &kernel.members, &|_| 1)?;
                 }
                 Step::Part { part, .. } => {
-                    // Other nodes whose result is a part, such as loops, are no nests.
-                    let slices = changed.iter().filter(|&&node| matches!(fused.net.nodes[node].kind, Kind::Slice(_)));
-                    if let Some(&node) = { slices }.find(|&&node| fused.net.nodes[node].outputs.contains(part)) {
+                    let maker = changed.iter().find(|&&node| fused.net.nodes[node].outputs.contains(part));
+                    // Results of loops may be parts, too, and a loop is no nest.
+                    let is_view = |node: &Node| matches!(node.kind, Kind::View | Kind::Slice(_) | Kind::Gather { .. });
+                    if let Some(&node) = maker.filter(|&&node| is_view(&fused.net.nodes[node])) {
                         *step = Step::Kernel(nest(&fused.net, &[node], &|_| 1)?);
                     }
                 }
