@@ -22,6 +22,14 @@ fn sequences_of_any_length_are_convolved() {
         y = ConvTranspose[kernel_shape=4, strides=2, pads=1 1](t, w4, b4)";
     check(&n, ["x[1 3 n]", "y[1 5 m]"], stack);
     check_library(&n, ["x[1 3 n]", "y[1 5 m]"], stack);
+    // Frequency bands of speech, in and out.
+    let bands = "
+        w1 = weights[16 80 3]
+        w2 = weights[16 80 4]
+        c = Conv[kernel_shape=3, strides=2, pads=1 1](x, w1)
+        r = Relu(c)
+        y = ConvTranspose[kernel_shape=4, strides=2, pads=1 1](r, w2)";
+    check(&dim("n", 2, 48, 2), ["x[1 80 n]", "y[1 80 n]"], bands);
     let causal = "
         w = weights[6 6 3]
         pads = numbers[0 0 4 0 0 0]

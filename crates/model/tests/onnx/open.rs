@@ -406,8 +406,8 @@ fn what_needs_a_number_is_named() {
     };
     let n = dim("n", 1, 16, 1);
     // The number of nodes depends on the number of rows.
-    refused(&n, ["x[n 65]", "y[65 n]"], "y = Transpose(x)", &["`y`", "behind another one"]);
-    refused(&n, ["x[65 n 4]", "y[65 n 4]"], "y = Relu(x)", &["`x`", "behind another one"]);
+    refused(&n, ["x[n 4097]", "y[4097 n]"], "y = Transpose(x)", &["`y`", "behind another one"]);
+    refused(&n, ["x[4097 n 4]", "y[4097 n 4]"], "y = Relu(x)", &["`x`", "behind another one"]);
     refused(&n, ["x[n 4]", "y[m 4]"], "y = Concat[axis=0](x, x)", &["joins tensors along the open dimension"]);
     refused(&dim("n", 1, 2, 1), ["x[n 4]", "y[n 4]"], "y = Relu(x)", &["n=1..2 has too few sizes"]);
 }
