@@ -123,6 +123,44 @@ pub(crate) fn run_with(
     })
 }
 
+impl Graph {
+    /// Elements of a value of a specialised graph that is computed from constants alone; `None` if it is not,
+    /// or if a tensor on the way takes more than `most_bytes`.
+    pub fn known(&self, id: ValueId, most_bytes: usize) -> Option<Tensor> {
+        self.known_with(id, most_bytes, &mut HashMap::new())
+    }
+
+    fn known_with(
+        &self,
+        id: ValueId,
+        most_bytes: usize,
+        found: &mut HashMap<ValueId, Option<Tensor>>,
+    ) -> Option<Tensor> {
+        let value = self.value(id);
+        if value.constant.is_some() {
+            return value.constant.clone();
+        }
+        if let Some(known) = found.get(&id) {
+            return known.clone();
+        }
+        found.insert(id, None);
+        let (node, output) = value.producer?;
+        value.ty.as_ref()?.checked_bytes().filter(|n| *n <= most_bytes)?;
+        let node = self.node(node);
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for input in &node.inputs {
+            inputs.push(match input {
+                Some(input) => Some(self.known_with(*input, most_bytes, found)?),
+                None => None,
+            });
+        }
+        let facts: Vec<_> = inputs.iter().map(|x| x.as_ref().map(|x| Fact { ty: x.ty(), value: Some(x) })).collect();
+        let known = node.op.operation().evaluate(Inputs(&facts)).ok()?.into_iter().nth(output);
+        found.insert(id, known.clone());
+        known
+    }
+}
+
 /// Runs a node that reads or makes a sequence; returns the tensors that it makes, if any.
 fn run_sequence(
     node: &Node,

@@ -2,6 +2,7 @@
 
 use crate::error::Place;
 use crate::op::{Op, Texts};
+use crate::specialise::Varies;
 use crate::{DType, Tensor, TensorType};
 
 /// Index of a node in the graph's arena.
@@ -53,8 +54,8 @@ pub struct Value {
     pub ty: Option<TensorType>,
     /// Elements, if they are constant.
     pub constant: Option<Tensor>,
-    /// Whether its elements or its shape depend on the size of the open dimension (see [`Graph::open_size`]).
-    pub varies: bool,
+    /// Dependence of its shape and elements on the size of the open dimension (see [`Graph::open_size`]).
+    pub varies: Varies,
     /// String table of a string tensor: its elements are integers that index this list.
     pub texts: Option<Texts>,
     /// Tensors of a sequence, which only operators on sequences read; such a value has no type.

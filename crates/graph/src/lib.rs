@@ -26,6 +26,6 @@ pub use evaluate::{EvaluateError, NodeEvaluator, evaluate};
 pub use graph::{Declared, Dim, Graph, Model, Node, NodeId, Value, ValueId};
 pub use op::{OPERATORS, Op};
 pub use random::SplitMix64;
-pub use specialise::{Bindings, DynamicPart, Specialised, bind_inputs, specialise, with_both_branches};
+pub use specialise::{Bindings, DynamicPart, Specialised, Varies, bind_inputs, specialise, with_both_branches};
 pub use summary::{CountedOperation, ModelSummary, count_operators, summarise};
 pub use tensor::{Tensor, TensorType};

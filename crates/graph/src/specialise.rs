@@ -4,12 +4,15 @@ mod dynamic;
 mod loops;
 mod mask;
 mod sequences;
+mod varies;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 pub use self::dynamic::DynamicPart;
 use self::mask::{MASK, with_cache};
+pub use self::varies::Varies;
+use self::varies::{may_fold, outputs_vary};
 use crate::error::{Unbound, invalid, unsupported};
 use crate::evaluate::check_types;
 use crate::op::{Fact, If, Inputs, Op, Select, Texts, no_tensor};
@@ -192,9 +195,6 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
     Cow::Owned(pruned(&job.graph))
 }
 
-/// Maximum rank of a shape whose elements a model may test.
-const MOST_DIMS: usize = 8;
-
 /// Inputs of a graph with their concrete types, and with their elements if they are bound to constants.
 ///
 /// # Errors
@@ -373,9 +373,10 @@ impl Specialiser {
         };
         let is_open = |dim: &Dim| matches!((dim, &bindings.open), (Dim::Named(name), Some(open)) if name == open);
         // A filled mask has the length of the open dimension.
-        let varies = bindings.open.is_some()
+        let is_open = bindings.open.is_some()
             && (constant.is_some() && name == MASK
                 || declared.dims.as_ref().is_some_and(|dims| dims.iter().any(is_open)));
+        let varies = Varies { shape: is_open, elements: false };
         Some(Value { name, declared: value.declared.clone(), ty: Some(ty), constant, varies, ..Value::default() })
     }
 
@@ -470,8 +471,8 @@ impl Specialiser {
         check_types(&types, node.outputs.len()).map_err(refuse)?;
         let n_bytes: usize = types.iter().map(|ty| ty.checked_bytes().expect("it was checked")).sum();
         let is_known = facts.iter().flatten().all(|fact| fact.value.is_some()) || node.op.reads_type_only();
-        let varies = inputs.iter().flatten().any(|id| graph.value(*id).varies);
-        let is_folded = is_known && n_bytes <= self.fold_bytes && may_fold(&node.op, &types, varies);
+        let varies = self.varies(&node.op, inputs);
+        let is_folded = is_known && n_bytes <= self.fold_bytes && may_fold(&node.op, given, &types, varies);
         let constants = match is_folded {
             true => Some(operation.evaluate(given).map_err(refuse)?),
             false => None,
@@ -495,6 +496,11 @@ impl Specialiser {
             self.graph.add_node(Node { op, place, inputs: inputs.to_vec(), outputs });
         }
         Ok(())
+    }
+
+    fn varies(&self, op: &Op, inputs: &[Option<ValueId>]) -> Varies {
+        let of_inputs: Vec<Option<Varies>> = inputs.iter().map(|id| Some(self.graph.value((*id)?).varies)).collect();
+        outputs_vary(op, &of_inputs)
     }
 
     /// Reason why a node is rejected; if a value is needed, with the model's inputs that it is computed from.
@@ -568,17 +574,6 @@ fn facts_of<'g>(graph: &'g Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact
         Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
     };
     inputs.iter().map(fact).collect()
-}
-
-/// Whether a node with known inputs may be folded: quantized weights stay integers, and of inputs that vary
-/// with the open size only element counts, positions and conditions of branches are folded.
-fn may_fold(op: &Op, types: &[TensorType], varies: bool) -> bool {
-    let is_size = |ty: &TensorType| match ty.dtype {
-        // Exported models test whether each element of a shape is -1.
-        DType::Bool => ty.n_elements() == 1 || ty.shape.len() == 1 && ty.n_elements() <= MOST_DIMS,
-        dtype => !dtype.is_float(),
-    };
-    !matches!(op, Op::DequantizeLinear(_)) && (!varies || types.iter().all(is_size))
 }
 
 /// Maps a node's outputs to the values that replace them.

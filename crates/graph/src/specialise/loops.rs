@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use super::{Specialiser, pruned, sources, within};
+use super::{Specialiser, Varies, pruned, sources, within};
 use crate::error::{invalid, unsupported};
 use crate::evaluate::check_types;
 use crate::op::{Body, Fact, Inputs, Loop, Operation, no_tensor, stacking};
@@ -82,7 +82,7 @@ impl Specialiser {
         if n == Some(0) {
             return Ok(self.none(op, &fixed?.types, inputs));
         }
-        let varies = inputs.iter().flatten().any(|id| self.graph.value(*id).varies);
+        let varies = inputs.iter().flatten().any(|id| self.graph.value(*id).varies.any());
         if let (Ok(_), false, Some(tensors)) = (&fixed, varies, self.folded(op, given, &known, n, collects)) {
             return Ok(tensors?.into_iter().map(|tensor| Some(self.constant(tensor))).collect());
         }
@@ -302,7 +302,8 @@ impl Specialiser {
         };
         types.extend(fixed.types[1 + op.n_carried..].iter().map(rows));
         check_types(&types, node.outputs.len())?;
-        let varies = given.iter().flatten().any(|id| self.graph.value(*id).varies);
+        let varies = given.iter().flatten().any(|id| self.graph.value(*id).varies.any());
+        let varies = Varies { shape: varies, elements: varies };
         let outputs = types.into_iter().enumerate().map(|(at, ty)| {
             let id = node.outputs.get(at).copied().flatten()?;
             if n.is_none() && at >= op.n_carried {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Bindings, Specialiser};
+use super::{Bindings, Specialiser, Varies};
 use crate::error::Place;
 use crate::op::{Binary, Where};
 use crate::{DType, Dim, Graph, Node, Op, Tensor, TensorType, Value, ValueId};
@@ -54,13 +54,13 @@ impl Specialiser {
         let [outer @ .., n_new, n_all] = &ty.shape[..] else { return None };
         let is_one = !outer.is_empty() && outer.iter().all(|n| *n == 1) && past + n_new == *n_all;
         (mask.name == MASK && mask.constant.is_none() && is_one).then_some(())?;
-        let mut numbers = |first: usize, n: usize, others: &[usize]| {
+        let mut numbers = |first: usize, n: usize, others: &[usize], varies: Varies| {
             let shape = [outer, others].concat();
             let all: Vec<i128> = (first..first + n).map(|at| at as i128).collect();
-            self.given(Tensor::from_integers(DType::I64, shape, &all), true)
+            self.given(Tensor::from_integers(DType::I64, shape, &all), varies)
         };
-        let columns = numbers(0, *n_all, &[1, *n_all]);
-        let rows = numbers(past, *n_new, &[*n_new, 1]);
+        let columns = numbers(0, *n_all, &[1, *n_all], Varies { shape: true, elements: false });
+        let rows = numbers(past, *n_new, &[*n_new, 1], Varies { shape: false, elements: true });
         let seen = TensorType::new(DType::Bool, ty.shape.clone());
         let seen = self.computed(Binary::LessOrEqual.into(), &[columns, rows], seen);
         if ty.dtype == DType::Bool {
@@ -71,17 +71,18 @@ impl Specialiser {
             dtype if dtype.is_float() => [0.0, UNSEEN],
             _ => [1.0, 0.0],
         };
-        let [yes, no] = [yes, no].map(|number| self.given(Tensor::scalar(ty.dtype, number), false));
+        let [yes, no] = [yes, no].map(|number| self.given(Tensor::scalar(ty.dtype, number), Varies::default()));
         Some(self.computed(Where.into(), &[seen, yes, no], ty.clone()))
     }
 
-    fn given(&mut self, tensor: Tensor, varies: bool) -> ValueId {
+    fn given(&mut self, tensor: Tensor, varies: Varies) -> ValueId {
         let ty = Some(tensor.ty().clone());
         self.graph.add_value(Value { name: MASK.to_owned(), ty, constant: Some(tensor), varies, ..Value::default() })
     }
 
     fn computed(&mut self, op: Op, inputs: &[ValueId], ty: TensorType) -> ValueId {
-        let value = Value { name: MASK.to_owned(), ty: Some(ty), varies: true, ..Value::default() };
+        let varies = Varies { shape: true, elements: true };
+        let value = Value { name: MASK.to_owned(), ty: Some(ty), varies, ..Value::default() };
         let new = self.graph.add_value(value);
         let place = Place { node: MASK.to_owned(), operator: "Where".to_owned(), opset: 0 };
         let inputs = inputs.iter().map(|id| Some(*id)).collect();

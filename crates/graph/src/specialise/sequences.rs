@@ -74,11 +74,11 @@ impl Elements for Parts<'_> {
         let facts = facts_of(&self.job.graph, &inputs);
         let types = op.operation().infer(Inputs(&facts))?;
         check_types(&types, 1)?;
-        let varies = inputs.iter().flatten().any(|id| self.job.graph.value(*id).varies);
+        let varies = self.job.varies(&op, &inputs);
         let is_known = facts.iter().all(|fact| fact.is_some_and(|fact| fact.value.is_some()));
         let is_small = types[0].checked_bytes().is_some_and(|n| n <= self.job.fold_bytes);
         let name = self.place.node.clone();
-        if is_known && is_small && may_fold(&op, &types, varies) {
+        if is_known && is_small && may_fold(&op, Inputs(&facts), &types, varies) {
             let constant = Some(op.operation().evaluate(Inputs(&facts))?.remove(0));
             let ty = Some(types[0].clone());
             return Ok(self.job.graph.add_value(Value { name, ty, constant, varies, ..Value::default() }));

@@ -120,6 +120,14 @@ impl NodeImport<'_> {
         self.net.value(id).constant.as_ref().ok_or_else(|| self.unknown(id))
     }
 
+    /// Returns the elements of an input that is computed from constants, also if they differ between sizes of
+    /// the open dimension: the nodes made of it are compared.
+    pub(super) fn computed(&self, at: usize, most_bytes: usize) -> Lowered<Tensor> {
+        let id = self.node.inputs.get(at).copied().flatten().ok_or(NoCode::Missing(at))?;
+        let known = self.graph.known(id, most_bytes);
+        known.ok_or_else(|| self.unknown(ValueId(id.0 as usize)))
+    }
+
     /// Returns the only element of a constant input.
     pub(super) fn known_number(&self, at: usize) -> Lowered<f64> {
         let id = self.input(at)?;

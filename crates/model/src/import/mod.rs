@@ -48,7 +48,7 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
         let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();
         let id = net.add_value(&value.name, ty.dtype, &shape);
         match &value.constant {
-            Some(constant) if value.varies => net.varying.push((id, constant.clone())),
+            Some(constant) if value.varies.any() => net.varying.push((id, constant.clone())),
             constant => net.values[id.0].constant.clone_from(constant),
         }
     }
@@ -100,7 +100,7 @@ fn keep_states(graph: &Graph, net: &mut Net) {
         let views = users[value.0].iter().filter(is_view).map(|&user| net.nodes[user].output());
         let Some(present) = std::iter::once(value).chain(views).find(|id| net.outputs.contains(id)) else { continue };
         let is_whole = net.shape(past).len() == net.shape(value).len();
-        if !net.inputs.contains(&past) || !is_whole || !of_graph(past).varies || users[past.0] != [reader] {
+        if !net.inputs.contains(&past) || !is_whole || !of_graph(past).varies.any() || users[past.0] != [reader] {
             continue;
         }
         let state = State { past: of_graph(past).name.clone(), present: of_graph(present).name.clone(), value, axis };

@@ -12,30 +12,44 @@ use crate::net::{Kind, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, choose_if, input, less, mul, number, sub, where_less};
 
+/// Maximum number of bytes of positions that are compared with those of a box.
+const MOST_POSITIONS: usize = 1 << 26;
+
 impl NodeImport<'_> {
     /// Lowers a scatter that replaces a box of a tensor, as an assignment to a slice does.
     pub(super) fn box_replaced(&mut self) -> Lowered {
         let (from, index, new, to) = (self.input(0)?, self.input(1)?, self.input(2)?, self.output()?);
         let (shape, n) = (self.shape(0)?, self.last_size(index)? as usize);
-        let numbers = self.known(index)?.i64s();
+        // Positions may be as many as a mask of attention has elements.
+        let numbers = self.computed(1, MOST_POSITIONS)?.i64s();
         self.need_code(from)?;
         need(n > 0, || NoCode::Form("tuples without indices"))?;
-        let from_start = |(at, extent): (&i64, &i64)| if *at < 0 { at + extent } else { *at };
-        let tuples: Vec<Vec<i64>> =
-            numbers.chunks(n).map(|tuple| tuple.iter().zip(&shape).map(from_start).collect()).collect();
-        let (Some(first), Some(last)) = (tuples.first(), tuples.last()) else { return Err(self.no_elements(index)) };
-        let sizes: Vec<i64> = first.iter().zip(last).map(|(first, last)| last - first + 1).collect();
+        let place = |tuple: &[i64]| -> Vec<i64> {
+            tuple.iter().zip(&shape).map(|(at, extent)| if *at < 0 { at + extent } else { *at }).collect()
+        };
+        let (Some(first), Some(last)) = (numbers.chunks(n).next(), numbers.chunks(n).last()) else {
+            return Err(self.no_elements(index));
+        };
+        let [first, last] = [first, last].map(place);
+        let sizes: Vec<i64> = first.iter().zip(&last).map(|(first, last)| last - first + 1).collect();
         let is_inside = |d: usize| first[d] >= 0 && sizes[d] > 0 && last[d] < shape[d];
         let no_box = || NoCode::Form("slices that are no box");
         need((0..n).all(is_inside), no_box)?;
         // All positions of the box, in order.
-        let place = |at: i64| {
-            let behind = |d: usize| sizes[d + 1..].iter().product::<i64>();
-            (0..n).map(|d| first[d] + at / behind(d) % sizes[d]).collect::<Vec<i64>>()
+        let behind: Vec<i64> = (0..n).map(|d| sizes[d + 1..].iter().product()).collect();
+        let is_at = |tuple: &[i64], at: i64| {
+            (0..n).all(|d| {
+                let own = if tuple[d] < 0 { tuple[d] + shape[d] } else { tuple[d] };
+                own == first[d] + at / behind[d] % sizes[d]
+            })
         };
-        let n_places = sizes.iter().product::<i64>();
-        let is_in_order = tuples.iter().zip(0..).all(|(t, at)| *t == place(at));
-        need(n_places == tuples.len() as i64 && is_in_order, no_box)?;
+        let n_places = sizes.iter().product::<i64>() as usize;
+        let is_in_order = numbers.chunks(n).zip(0..).all(|(tuple, at)| is_at(tuple, at));
+        need(n_places == numbers.len() / n && is_in_order, no_box)?;
+        if sizes == shape[..n] {
+            self.push(Kind::View, &[new], to);
+            return Ok(());
+        }
         // Each element is one of the padded box, or an old one.
         let mut starts = first.clone();
         starts.resize(shape.len(), 0);

@@ -40,6 +40,27 @@ const HIDDEN: &str = "seen = Cast[to=1](attention_mask)
     unseen = Sub(whole, seen)
     mask = Mul(unseen, minus)";
 
+/// Statements that compute the term from buckets of distances, and assign it to all positions of itself but
+/// for the padding, as exporters of Transformers' models write.
+const ASSIGNED: &str = "distance = Sub(columns, row)
+    near = Min(distance, unit)
+    bucket = Max(near, none)
+    far = Cast[to=1](bucket)
+    causal = Mul(far, minus)
+    own = Range(none, n_new, unit)
+    own1 = Unsqueeze(own, unit1)
+    like = Shape(causal)
+    of_rows = Expand(own1, like)
+    of_columns = Expand(columns, like)
+    rows2 = Unsqueeze(of_rows, two)
+    columns2 = Unsqueeze(of_columns, two)
+    places = Concat[axis=2](rows2, columns2)
+    seen = Cast[to=1](attention_mask)
+    sum = Add(causal, seen)
+    padding = Equal(sum, zero)
+    free = Where(padding, minus, causal)
+    mask = ScatterND(causal, places, free)";
+
 /// Form in which a decoder is written: with ONNX Runtime's operators, ONNX's `Attention`, or only older
 /// operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +70,11 @@ enum Written {
     Plain,
     /// With a mask input that has a row for each new token, as exporters to older operators write.
     Masked,
+    /// With a mask that is assigned to its own positions.
+    Assigned,
 }
+
+const FORMS: [Written; 5] = [Written::Grouped, Written::Standard, Written::Plain, Written::Masked, Written::Assigned];
 
 impl Decoder {
     fn graph(&self, form: Written) -> Graph {
@@ -62,7 +87,7 @@ impl Decoder {
         let past = ["key", "value"].map(|what| caches(what, "past_key_values", "past")).join(", ");
         let present = ["key", "value"].map(|what| caches(what, "present", "total")).join(", ");
         let mask = match form {
-            Written::Grouped => "attention_mask[1 total], ",
+            Written::Grouped | Written::Assigned => "attention_mask[1 total], ",
             Written::Masked => "attention_mask[1 1 tokens total], ",
             Written::Standard | Written::Plain => "",
         };
@@ -85,7 +110,7 @@ impl Decoder {
                 length = Cast[to=6](long)\n"
                 .to_owned(),
             Written::Standard => format!("{PLACES}ids = Unsqueeze(rows, first)\n"),
-            Written::Plain | Written::Masked => format!(
+            Written::Plain | Written::Masked | Written::Assigned => format!(
                 "{PLACES}unit1 = numbers[1]
                 none = integer[0]
                 minus = number[-1e9]
@@ -112,8 +137,10 @@ impl Decoder {
                 n_q / n_kv
             ),
         };
-        if form == Written::Masked {
-            text = text.replace("mask = Where(late, minus, zero)", HIDDEN);
+        match form {
+            Written::Masked => text = text.replace("mask = Where(late, minus, zero)", HIDDEN),
+            Written::Assigned => text = text.replace("mask = Where(late, minus, zero)", ASSIGNED),
+            _ => {}
         }
         text += &format!(
             "g = weights[{hidden}]
@@ -172,7 +199,7 @@ impl Decoder {
                  (qr{l}, kr{l}, v{l}, , {pk}, {pv})\n",
                 HEADS[0], HEADS[1]
             ),
-            Written::Plain | Written::Masked => {
+            Written::Plain | Written::Masked | Written::Assigned => {
                 let mut text = String::new();
                 for (name, shape) in [("q", "to_q"), ("k", "to_kv"), ("v", "to_kv")] {
                     text += &format!(
@@ -315,7 +342,7 @@ fn step(context: &mut Context, graph: &Graph, tokens: &[usize]) -> usize {
 #[test]
 fn decoders_keep_their_past() {
     let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
-    for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
+    for form in FORMS {
         let graph = DECODER.graph(form);
         let fused = open_decoder(&graph, &dim, 1).unwrap_or_else(|error| panic!("{form:?}: {error}"));
         let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
@@ -469,7 +496,7 @@ fn prompts_go_in_by_pieces() {
     const PIECE: usize = 5;
     const N_PROMPT: usize = 3 * PIECE - 3;
     let dim = |most: i64| OpenDimension { name: "past".to_owned(), least: 0, most, step: 1 };
-    for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
+    for form in FORMS {
         let graph = DECODER.graph(form);
         let contexts = [(48 - PIECE as i64, PIECE), (47, 1)].map(|(most, n_tokens)| {
             let fused = open_decoder(&graph, &dim(most), n_tokens).unwrap_or_else(|error| panic!("{form:?}: {error}"));
@@ -535,7 +562,7 @@ fn prepared_bytes(model: &Model) -> usize {
 fn a_prompt_goes_in_at_once() {
     let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
     let prompt: Vec<usize> = (0..19).map(|at| (at * 11 + 3) % DECODER.vocabulary).collect();
-    for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
+    for form in FORMS {
         let graph = DECODER.graph(form);
         let made = |numbers: &[i64]| {
             let fused = open_pieces_of(&graph, &dim, numbers).unwrap_or_else(|error| panic!("{form:?}: {error}"));
@@ -589,5 +616,69 @@ fn a_prompt_goes_in_at_once() {
     for numbers in [&[1][..], &[4, 1], &[2, 5], &[]] {
         let refused = open_pieces_of(&DECODER.graph(Written::Grouped), &dim, numbers);
         assert!(matches!(refused, Err(OpenError::Node { .. })), "{numbers:?}");
+    }
+}
+
+/// The mask of several sequences of one length is all ones, however it is read.
+#[test]
+fn masks_of_a_batch_have_no_hole() {
+    let graph = graph_at(
+        17,
+        "input_ids[3 tokens], attention_mask[3 total], past_key_values.0.key[3 1 past 8]",
+        "y[3 tokens 8], present.0.key[3 1 total 8]",
+        "embed = weights[37 8]
+         x = Gather(embed, input_ids)
+         axis = numbers[1]
+         k = Unsqueeze(x, axis)
+         present.0.key = Concat[axis=2](past_key_values.0.key, k)
+         all = Shape(present.0.key)
+         two = integer[2]
+         n_all = Gather(all, two)
+         zero = integer[0]
+         one = integer[1]
+         three = integer[3]
+         columns = Range(zero, n_all, one)
+         each = Range(zero, three, one)
+         each1 = Unsqueeze(each, axis)
+         starts = Mul(each1, n_all)
+         places = Add(starts, columns)
+         seen = Cast[to=9](attention_mask)
+         flat = Flatten[axis=2](seen)
+         each_own = Gather(flat, places)
+         last = numbers[-1]
+         own = Squeeze(each_own, last)
+         nothing = number[0.0]
+         hidden = number[-1e9]
+         mask = Where(own, nothing, hidden)
+         between = Unsqueeze(mask, axis)
+         keys = Squeeze(present.0.key, axis)
+         turned = Transpose[perm=0 2 1](keys)
+         scores = MatMul(x, turned)
+         masked = Add(scores, between)
+         shares = Softmax[axis=-1](masked)
+         y = MatMul(shares, keys)",
+    );
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let fused = open_decoder(&graph, &dim, 1).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+    let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
+    let embed = graph.values().find(|(_, value)| value.name == "embed").unwrap().1.constant.clone().unwrap().floats();
+    let row = |token: i64| &embed[token as usize * 8..][..8];
+    let mut texts: [Vec<i64>; 3] = Default::default();
+    for at in 0..20 {
+        let mut ids = Aligned::new(24).unwrap();
+        for (text, tokens) in texts.iter_mut().enumerate() {
+            tokens.push((at * 11 + text as i64 * 5) % 37);
+            ids.bytes_mut()[8 * text..][..8].copy_from_slice(&tokens[at as usize].to_le_bytes());
+        }
+        let mut memory = Aligned::new(3 * 8 * 4).unwrap();
+        context.run(&[ids.bytes()], &mut [memory.bytes_mut()]).unwrap();
+        let found = memory.bytes().as_chunks::<4>().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
+        let wanted = texts.iter().flat_map(|tokens| {
+            let keys: Vec<&[f64]> = tokens.iter().map(|token| row(*token)).collect();
+            attended(keys[at as usize], &keys, &keys, 1.0, 0.0, &vec![0.0; tokens.len()])
+        });
+        let is_near = found.zip(wanted).all(|(x, y)| (x - y).abs() < 1e-5);
+        assert!(is_near, "step {at}");
     }
 }
