@@ -351,10 +351,12 @@ fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, i64> {
     let mut rooms = HashMap::new();
     for step in &fused.steps {
         let Step::Kernel(kernel) = step else { continue };
-        let room = kernel.room();
-        for id in kernel.inputs.iter().chain([&kernel.output]).filter(|_| room > 1) {
-            let own = rooms.entry(places.locate(*id).root).or_insert(room);
-            *own = room.max(*own);
+        for (at, id) in kernel.inputs.iter().chain([&kernel.output]).enumerate() {
+            let room = kernel.room(at);
+            if room > 1 {
+                let own = rooms.entry(places.locate(*id).root).or_insert(room);
+                *own = room.max(*own);
+            }
         }
     }
     rooms
@@ -983,9 +985,9 @@ impl<'a> PlanBuilder<'a> {
         let kept = self.kernels.kept[number].clone();
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
         let mut arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
-        for slice in &mut arguments {
+        for (at, slice) in arguments.iter_mut().enumerate() {
             if matches!(self.plan.tensors[slice.tensor].place, Place::Arena(_)) {
-                slice.n_bytes *= kernel.room() as usize;
+                slice.n_bytes *= kernel.room(at) as usize;
             }
         }
         // Buffers prepared from the same constants in the same way are prepared once.

@@ -28,6 +28,7 @@ pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
     let n = graph.values().len();
     let mut job = Widening { old: graph, new: Graph::default(), plain: vec![None; n], wide: vec![None; n] };
     job.new.name.clone_from(&graph.name);
+    job.new.open_size = graph.open_size;
     for &id in &graph.inputs {
         let new = job.add(id);
         job.new.inputs.push(new);
@@ -70,7 +71,7 @@ impl Widening<'_> {
         let ty = TensorType::new(DType::F32, self.old.ty(id).shape.clone());
         let name = format!("{}.f32", value.name);
         let constant = value.constant.as_ref().map(|tensor| tensor.widened());
-        self.new.add_value(Value { name, ty: Some(ty), constant, ..Value::default() })
+        self.new.add_value(Value { name, ty: Some(ty), constant, varies: value.varies, ..Value::default() })
     }
 
     fn cast(&mut self, from: ValueId, to: ValueId) {

@@ -65,9 +65,9 @@ pub(crate) struct Open {
     /// Number of times that the workload's kernel is repeated, the range of that number, and which arguments
     /// advance with each repetition.
     pub(crate) each: Option<(RunSize, SizeRange, Vec<bool>)>,
-    /// Factor on its tensors' bytes that the code assumes as their size, as other pieces of a run have more
-    /// rows.
-    pub(crate) room: i64,
+    /// Factor on the bytes of each input and the output that the code assumes as their size, as other pieces
+    /// of a run have more rows; 1 for the rest.
+    pub(crate) rooms: Vec<i64>,
 }
 
 impl Kernel {
@@ -79,9 +79,9 @@ impl Kernel {
         }
     }
 
-    /// Factor on the bytes of its inputs and output that its code assumes as their size.
-    pub(crate) fn room(&self) -> i64 {
-        self.open.as_ref().map_or(1, |open| open.room)
+    /// Factor on the bytes of an input, or of the output behind them, that its code assumes as their size.
+    pub(crate) fn room(&self, argument: usize) -> i64 {
+        self.open.as_ref().and_then(|open| open.rooms.get(argument).copied()).unwrap_or(1)
     }
 
     /// Sizes of its code, in order.

@@ -848,14 +848,14 @@ impl Fused {
 
 /// Gives a kernel its open sizes.
 fn sized(kernel: Kernel, sizes: Vec<RunSize>) -> Kernel {
-    Kernel { open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..kernel }
+    Kernel { open: Some(Box::new(Open { sizes, each: None, rooms: Vec::new() })), ..kernel }
 }
 
 /// Makes a kernel of one row that is repeated `size` times.
 fn each(kernel: Kernel, size: RunSize, open: &OpenNet) -> Kernel {
     let along = kernel.inputs.iter().chain([&kernel.output]).map(|id| open.axes[id.0].iter().any(Option::is_some));
     let each = Some((size, range_of(&open.dim, size), along.collect()));
-    Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each, room: 1 })), ..kernel }
+    Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each, rooms: Vec::new() })), ..kernel }
 }
 
 /// Reason why a kernel has no form for any size.

@@ -131,9 +131,10 @@ impl Fused {
             }
             let step = rows[&text].iter().fold(0, |step, m| gcd(step, m - least));
             if let Ok(family) = workload.with_ranges(&[("m", SizeRange { least, most, step })]) {
-                kernel.workload = family;
                 let sizes = vec![RunSize { factor: 0, term: m, multiple: 1, divisor: 1 }];
-                kernel.open = Some(Box::new(Open { sizes, each: None, room: most / m }));
+                let rooms = rooms(&workload, &family);
+                kernel.workload = family;
+                kernel.open = Some(Box::new(Open { sizes, each: None, rooms }));
             }
         };
         let mut pieces = take(&mut self.pieces);
@@ -180,6 +181,15 @@ impl Fused {
         let is_state = |root: &usize| self.net.states.iter().any(|state| state.value.0 == *root);
         roots.len() == own.len() && !roots.iter().any(is_state)
     }
+}
+
+/// Factors by which the arguments of a family are larger than those of a member. Numbers for each column of a
+/// product, such as those of a dynamically quantized one, are as many in both.
+fn rooms(member: &Workload, family: &Workload) -> Vec<i64> {
+    let sizes = |workload: &Workload| -> Vec<i64> {
+        workload.program().arguments().map(|(_, buffer)| buffer.shape.iter().product()).collect()
+    };
+    sizes(member).iter().zip(sizes(family)).map(|(own, all)| all / own.max(&1)).collect()
 }
 
 /// Makes a product of one row read per-column terms and factors as per-element ones, as products of several

@@ -7,7 +7,7 @@ use tilewright_graph::op::{
     Binary, Cast, Conv, DequantizeLinear, Fact, Gather, Gemm, Inputs, MatMul, PoolKind, QuantizeLinear, Scaling, Unary,
     axis,
 };
-use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
+use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId, Varies};
 use tilewright_ir::Target;
 
 mod blocks;
@@ -42,6 +42,7 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
         tables: HashMap::new(),
     };
     job.new.name.clone_from(&graph.name);
+    job.new.open_size = graph.open_size;
     for &id in &graph.inputs {
         let new = job.plain(id);
         job.new.inputs.push(new);
@@ -201,11 +202,12 @@ impl Quantizer<'_> {
         id
     }
 
-    /// Adds a node, or its results as constants if all of its inputs are constant.
+    /// Adds a node, or its results as constants if all of its inputs are constant and the same at any size.
     fn add(&mut self, node: Node) {
         let given = facts(&self.new, &node.inputs);
         let is_known = !given.is_empty() && given.iter().flatten().all(|fact| fact.value.is_some());
-        let found = is_known.then(|| node.op.operation().evaluate(Inputs(&given)).ok()).flatten();
+        let varies = node.inputs.iter().flatten().any(|id| self.new.value(*id).varies.any());
+        let found = (is_known && !varies).then(|| node.op.operation().evaluate(Inputs(&given)).ok()).flatten();
         match found {
             Some(tensors) => {
                 for (id, tensor) in node.outputs.iter().zip(tensors) {
@@ -229,7 +231,8 @@ impl Quantizer<'_> {
         let op = op.into();
         let mut types = op.operation().infer(Inputs(&facts(&self.new, &inputs))).ok()?;
         let ty = Some(types.swap_remove(0));
-        let id = self.new.add_value(Value { name, ty, ..Value::default() });
+        let varies = Varies::all(inputs.iter().flatten().map(|id| self.new.value(*id).varies));
+        let id = self.new.add_value(Value { name, ty, varies, ..Value::default() });
         self.add(Node { op, place: place.clone(), inputs, outputs: vec![Some(id)] });
         Some(id)
     }
@@ -439,8 +442,9 @@ impl Quantizer<'_> {
                 outputs.push(None);
                 continue;
             };
-            let name = format!("{}.integers", self.old.value(old).name);
-            let id = self.new.add_value(Value { name, ty: Some(ty), ..Value::default() });
+            let value = self.old.value(old);
+            let (name, varies) = (format!("{}.integers", value.name), value.varies);
+            let id = self.new.add_value(Value { name, ty: Some(ty), varies, ..Value::default() });
             self.bytes[old.0 as usize] = Some(QuantizedValue { id, axis, ..first.clone() });
             if let Op::DequantizeLinear(op) = &first.op {
                 let scaling = Scaling { axis: axis as i64, ..op.0 };

@@ -2,7 +2,7 @@
 
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
-use tilewright_graph::{Bindings, Graph, specialise};
+use tilewright_graph::{Bindings, Graph, Tensor, evaluate, specialise};
 use tilewright_model::{Fused, OpenError, compile_guessed, lower, open, open_pieces};
 use tilewright_runtime::{Aligned, Constant, Context, Model, OpenDimension, PlanStep, RunError, SharedPool, Work};
 
@@ -616,6 +616,50 @@ fn a_prompt_goes_in_at_once() {
     for numbers in [&[1][..], &[4, 1], &[2, 5], &[]] {
         let refused = open_pieces_of(&DECODER.graph(Written::Grouped), &dim, numbers);
         assert!(matches!(refused, Err(OpenError::Node { .. })), "{numbers:?}");
+    }
+}
+
+/// A graph for a number of tokens and a length.
+fn at(graph: &Graph, n_tokens: i64, past: i64) -> Graph {
+    let dims = vec![("tokens".to_owned(), n_tokens as usize), ("past".to_owned(), past as usize)];
+    specialise(graph, &Bindings { dims, open: Some("past".to_owned()), ..Bindings::default() }).graph
+}
+
+/// Products of dynamically quantized rows have numbers for each column that a run computes, which are as many
+/// in pieces of any size.
+#[test]
+fn quantized_products_of_pieces_share_weights() {
+    let graph = graph_at(
+        17,
+        "input_ids[1 tokens], past_key_values.0.key[1 1 past 8]",
+        "y[1 tokens 8], present.0.key[1 1 total 8]",
+        "embed = weights[37 8]
+         x = Gather(embed, input_ids)
+         q, s, z = DynamicQuantizeLinear(x)
+         w = bytes[8 8]
+         p = MatMulInteger(q, w, z)
+         f = Cast[to=1](p)
+         y = Mul(f, s)
+         heads = numbers[0 1 -1 8]
+         k = Reshape(y, heads)
+         present.0.key = Concat[axis=2](past_key_values.0.key, k)",
+    );
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let fused = open_pieces_of(&graph, &dim, &[1, 12]).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+    let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
+    for n in [1, 12, 1] {
+        let own = at(&graph, n, 1);
+        let given = crate::open::inputs(&own, n as u64, None);
+        let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+        let wanted = evaluate(&own, &named).unwrap().remove(0);
+        context.set_dim("tokens", n).unwrap();
+        let mut found = Aligned::new(wanted.bytes().len() as u64).unwrap();
+        let mut ids = Aligned::new(8 * n as u64).unwrap();
+        ids.bytes_mut().copy_from_slice(given[0].1.bytes());
+        context.run(&[ids.bytes()], &mut [found.bytes_mut()]).unwrap();
+        let found = Tensor::new(wanted.ty().clone(), bytes::Bytes::copy_from_slice(found.bytes())).unwrap();
+        assert!(crate::open::is_near(&found, &wanted), "{n} tokens: {found:?}, and should be {wanted:?}");
     }
 }
 
