@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use tilewright_graph::op::{Cast, Fact, Inputs};
 use tilewright_graph::{DType, Graph, Node, Op, Place, TensorType, Value, ValueId};
 
-fn is_half(dtype: DType) -> bool {
+pub(crate) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::Bf16)
 }
 

@@ -331,6 +331,8 @@ pub struct State {
     pub past: String,
     /// Name of the model's output for the state after a run.
     pub present: String,
+    /// Type of that input and output; of 16 bits the state itself is f32.
+    pub dtype: DType,
     /// State after a run.
     pub value: ValueId,
     /// Dimension that grows.

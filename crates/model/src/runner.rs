@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tilewright::{Cache, NO_CACHE};
 use tilewright_device::gpu::{GpuContext, GpuError};
-use tilewright_graph::{Tensor, TensorType, Value};
+use tilewright_graph::{DType, Tensor, TensorType, Value};
 use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, Member, OpenDimension, Place, SharedPool};
 use tilewright_search::Timing;
 
@@ -71,6 +71,8 @@ impl LargestPort {
 struct KeptState {
     past: String,
     present: String,
+    /// Type of the model's input and output.
+    dtype: DType,
     /// Type at the largest size.
     ty: TensorType,
     axis: usize,
@@ -137,6 +139,7 @@ impl Runner {
         let kept = |state: &crate::net::State| KeptState {
             past: state.past.clone(),
             present: state.present.clone(),
+            dtype: state.dtype,
             ty: net.value(state.value).ty(),
             axis: state.axis,
         };
@@ -208,7 +211,7 @@ impl Runner {
         let refuse = |what: String| RunError::Input { name: name.to_owned(), what };
         let state = self.states.iter().position(|state| state.past == name);
         if let (Some(at), RunContext::Cpu(context)) = (state, &mut self.context) {
-            let (n, state) = (context.past() as usize, &self.states[at]);
+            let (n, state, tensor) = (context.past() as usize, &self.states[at], &tensor.widened());
             if *tensor.ty() != state.with(n) {
                 return Err(refuse(format!("is {}, and should be {}", tensor.ty(), state.with(n))));
             }
@@ -339,6 +342,10 @@ impl Runner {
             let memory = context.state(at).expect("invariant: the plan has the net's states");
             let bytes: Vec<u8> = state.parts(n).flat_map(|(all, _)| memory[all].to_vec()).collect();
             let tensor = Tensor::new(state.with(n), bytes.into()).expect("it has the type's bytes");
+            let tensor = match state.dtype == tensor.dtype() {
+                true => tensor,
+                false => Tensor::from_floats(state.dtype, tensor.shape().to_vec(), &tensor.floats()),
+            };
             all.push((state.present.clone(), tensor));
         }
         all

@@ -30,6 +30,7 @@ use bytes::Bytes;
 use tilewright_graph::op::{Coordinates, Fact, Inputs, Scatter, Unary};
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor, TensorType};
 
+use crate::half_precision::is_half;
 use crate::net::{Evaluated, Kind, Net, Node, State, ValueId};
 use crate::no_code::{Lowered, NoCode, Otherwise};
 use crate::scalar;
@@ -88,26 +89,45 @@ fn keep_states(graph: &Graph, net: &mut Net) {
         let (Kind::Concat(axis), &[Some(past), Some(new)]) = (&node.kind, &node.inputs[..]) else { continue };
         let (axis, value) = (*axis, node.output());
         // Exporters also concatenate an initially empty cache with an input, which leaves a view of the
-        // whole.
-        let (past, reader) = match producers[past.0].map(|view| (&net.nodes[view], view)) {
-            Some((view, at_view)) if matches!(view.kind, Kind::View) && users[past.0] == [at] => {
-                (view.input(0), at_view)
-            }
-            _ => (past, at),
-        };
+        // whole. Caches of 16 bits are widened, and outputs rounded.
+        let (mut past, mut reader) = (past, at);
+        while let Some(link) = producers[past.0].filter(|&link| is_same(net, link) && users[past.0] == [reader]) {
+            (past, reader) = (net.nodes[link].input(0), link);
+        }
         // Outputs are views of computed values.
-        let is_view = |user: &&usize| matches!(net.nodes[**user].kind, Kind::View);
-        let views = users[value.0].iter().filter(is_view).map(|&user| net.nodes[user].output());
-        let Some(present) = std::iter::once(value).chain(views).find(|id| net.outputs.contains(id)) else { continue };
+        let mut reached = vec![value];
+        let mut next = 0;
+        while let Some(id) = reached.get(next) {
+            reached
+                .extend(users[id.0].iter().filter(|user| is_same(net, **user)).map(|user| net.nodes[*user].output()));
+            next += 1;
+        }
+        let Some(present) = reached.into_iter().find(|id| net.outputs.contains(id)) else { continue };
         let is_whole = net.shape(past).len() == net.shape(value).len();
         if !net.inputs.contains(&past) || !is_whole || !of_graph(past).varies.any() || users[past.0] != [reader] {
             continue;
         }
-        let state = State { past: of_graph(past).name.clone(), present: of_graph(present).name.clone(), value, axis };
+        let dtype = net.value(past).dtype;
+        let [past_name, present_name] = [past, present].map(|id| of_graph(id).name.clone());
+        let state = State { past: past_name, present: present_name, dtype, value, axis };
         net.states.push(state);
         net.inputs.retain(|id| *id != past);
         net.outputs.retain(|id| *id != present);
         (net.nodes[at].kind, net.nodes[at].inputs) = (Kind::Append(axis), vec![Some(new)]);
+    }
+}
+
+/// Whether a node's output has the elements of its input: in another shape, or widened from 16 bits or
+/// rounded to them.
+fn is_same(net: &Net, at: usize) -> bool {
+    let node = &net.nodes[at];
+    match &node.kind {
+        Kind::View => true,
+        Kind::Map(value) if *value == scalar::input(0) => {
+            let [from, to] = [node.input(0), node.output()].map(|id| net.value(id));
+            from.shape == to.shape && (is_half(from.dtype) || is_half(to.dtype))
+        }
+        _ => false,
     }
 }
 

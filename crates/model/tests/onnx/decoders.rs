@@ -2,8 +2,8 @@
 
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
-use tilewright_graph::{Bindings, Graph, Tensor, evaluate, specialise};
-use tilewright_model::{Fused, OpenError, compile_guessed, lower, open, open_pieces};
+use tilewright_graph::{Bindings, DType, Graph, Tensor, evaluate, specialise};
+use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_pieces};
 use tilewright_runtime::{Aligned, Constant, Context, Model, OpenDimension, PlanStep, RunError, SharedPool, Work};
 
 use crate::attention::{attended, turned};
@@ -724,5 +724,47 @@ fn masks_of_a_batch_have_no_hole() {
         });
         let is_near = found.zip(wanted).all(|(x, y)| (x - y).abs() < 1e-5);
         assert!(is_near, "step {at}");
+    }
+}
+
+/// Caches of f16 are states of f32; a caller gives and gets f16.
+#[test]
+fn caches_of_16_bits_are_kept_in_f32() {
+    let mut graph = graph_at(
+        17,
+        "input_ids[1 tokens], past_key_values.0.key[1 1 past 8]",
+        "y[1 tokens 8], present.0.key[1 1 total 8]",
+        "embed = weights[37 8]
+         x = Gather(embed, input_ids)
+         heads = numbers[0 1 -1 8]
+         k = Reshape(x, heads)
+         half = Cast[to=10](k)
+         present.0.key = Concat[axis=2](past_key_values.0.key, half)
+         wide = Cast[to=1](present.0.key)
+         axis = numbers[1]
+         keys = Squeeze(wide, axis)
+         turned = Transpose[perm=0 2 1](keys)
+         scores = MatMul(x, turned)
+         shares = Softmax[axis=-1](scores)
+         y = MatMul(shares, keys)",
+    );
+    let cache = graph.inputs[1];
+    graph.value_mut(cache).declared.as_mut().unwrap().dtype = DType::F16;
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let fused = open_decoder(&graph, &dim, 1).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    let own = at(&graph, 1, 5);
+    let given = crate::open::inputs(&own, 3, None);
+    runner.set_dim("past", 5).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    runner.run().unwrap();
+    let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+    let wanted = evaluate(&own, &named).unwrap();
+    for ((name, found), wanted) in runner.outputs().iter().zip(&wanted) {
+        // A key is rounded to 11 bits in the model's own type.
+        let is_near = |(x, y): (&f64, &f64)| (x - y).abs() < 1e-3;
+        assert_eq!(found.ty(), wanted.ty(), "{name}");
+        assert!(found.floats().iter().zip(&wanted.floats()).all(is_near), "{name}: {found:?}, {wanted:?}");
     }
 }
