@@ -47,6 +47,8 @@ const JOINING: &[Rule] = &[
     ("merge_maps", maps::merge_maps),
     ("fold_affine", affine::fold_affine),
     ("turn_products", products::turn_products),
+    ("scale_fewer", products::scale_fewer),
+    ("share_operands", products::share_operands),
     ("look_up_rows", rows::look_up),
     ("sink_moves", moves::sink_moves),
 ];

@@ -6,7 +6,7 @@ use tilewright_ir::expr::BinaryOp;
 
 use super::{by_channel, joined, only_user};
 use crate::net::{Kind, Net, Node, ValueId};
-use crate::scalar::{add, input};
+use crate::scalar::{add, input, mul, number};
 
 /// Makes products read a transposed operand B in place.
 pub(super) fn turn_products(net: &mut Net) -> usize {
@@ -26,6 +26,120 @@ pub(super) fn turn_products(net: &mut Net) -> usize {
         }
     }
     n_turned
+}
+
+/// Moves a factor of operand B to operand A if that has fewer elements, as exporters scale both the queries
+/// and all keys of a cache.
+pub(super) fn scale_fewer(net: &mut Net) -> usize {
+    let mut n_moved = 0;
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    for at in 0..net.nodes.len() {
+        let Kind::Product { heads: None, .. } = net.nodes[at].kind else { continue };
+        let (a, mut b) = (net.nodes[at].input(0), net.nodes[at].input(1));
+        if net.value(a).n_elements() >= net.value(b).n_elements() || net.value(a).dtype != net.value(b).dtype {
+            continue;
+        }
+        let found = loop {
+            let Some(before) = producers[b.0].filter(|_| n_uses[b.0] == 1) else { break None };
+            match net.nodes[before].kind {
+                Kind::View | Kind::Transpose(_) => b = net.nodes[before].input(0),
+                _ => break scaled(net, before).map(|(x, factor)| (before, x, factor)),
+            }
+        };
+        let Some((before, x, factor)) = found else { continue };
+        (net.nodes[before].kind, net.nodes[before].inputs) = (Kind::View, vec![Some(x)]);
+        let (name, origin) = (net.value(a).name.clone(), net.nodes[at].origin.clone());
+        let (dtype, shape) = (net.value(a).dtype, net.shape(a).to_vec());
+        let scaled = net.add_value(&format!("{name}.scaled"), dtype, &shape);
+        let kind = Kind::Map(mul(input(0), number(factor)));
+        net.nodes.push(Node { kind, inputs: vec![Some(a)], outputs: vec![scaled], origin });
+        net.nodes[at].inputs[0] = Some(scaled);
+        n_moved += 1;
+    }
+    net.sort();
+    n_moved
+}
+
+/// Value that a node multiplies by a number, and the number.
+fn scaled(net: &Net, at: usize) -> Option<(ValueId, f64)> {
+    let node = &net.nodes[at];
+    let Kind::Map(Expr::Binary(BinaryOp::Mul, x, y)) = &node.kind else { return None };
+    let factor = |e: &Expr| match e {
+        Expr::Const(x) => Some(*x),
+        Expr::Load(slot, _) => net.scalar(node.inputs[slot.0 as usize]?),
+        _ => None,
+    };
+    let (x, factor) = factor(y).map(|factor| (x, factor)).or_else(|| Some((y, factor(x)?)))?;
+    let Expr::Load(slot, _) = &**x else { return None };
+    let x = node.inputs[slot.0 as usize]?;
+    (net.shape(x) == net.shape(node.output())).then_some((x, factor))
+}
+
+/// Makes products of one row that share operand B, which is repeated for them, the rows of one product:
+/// queries of one token that share keys.
+pub(super) fn share_operands(net: &mut Net) -> usize {
+    let mut n_shared = 0;
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    for at in 0..net.nodes.len() {
+        let Kind::Product { turned, heads: None } = net.nodes[at].kind else { continue };
+        let (a, b, to) = (net.nodes[at].input(0), net.nodes[at].input(1), net.nodes[at].output());
+        let (&[n_products, 1, k], &[_, _, n]) = (net.shape(a), net.shape(to)) else { continue };
+        let Some((source, is_swapped)) = repeated(net, &producers, &n_uses, b) else { continue };
+        let &[.., rows, columns] = net.shape(source) else { continue };
+        let n_own = net.value(source).n_elements() / (rows * columns).max(1);
+        if n_own == 0 || n_products % n_own != 0 {
+            continue;
+        }
+        let origin = net.nodes[at].origin.clone();
+        let mut viewed = |from: ValueId, shape: &[i64]| {
+            let (name, dtype) = (net.value(from).name.clone(), net.value(from).dtype);
+            let to = net.add_value(&name, dtype, shape);
+            net.nodes.push(Node {
+                kind: Kind::View,
+                inputs: vec![Some(from)],
+                outputs: vec![to],
+                origin: origin.clone(),
+            });
+            to
+        };
+        let together = viewed(a, &[n_own, n_products / n_own, k]);
+        let own = viewed(source, &[n_own, rows, columns]);
+        let (name, dtype) = (net.value(to).name.clone(), net.value(to).dtype);
+        let result = net.add_value(&name, dtype, &[n_own, n_products / n_own, n]);
+        net.nodes.push(Node { kind: Kind::View, inputs: vec![Some(result)], outputs: vec![to], origin });
+        net.nodes[at].kind = Kind::Product { turned: turned != is_swapped, heads: None };
+        net.nodes[at].inputs = vec![Some(together), Some(own)];
+        net.nodes[at].outputs = vec![result];
+        n_shared += 1;
+    }
+    net.sort();
+    n_shared
+}
+
+/// Matrices of which each is repeated several times, one after the other, to make up a value; and whether
+/// they are transposed in it.
+fn repeated(net: &Net, producers: &[Option<usize>], n_uses: &[usize], mut id: ValueId) -> Option<(ValueId, bool)> {
+    let mut is_swapped = false;
+    loop {
+        let node = producers[id.0].filter(|_| n_uses[id.0] == 1).map(|at| &net.nodes[at])?;
+        let from = node.inputs.first().copied().flatten()?;
+        let (own, all) = (net.shape(from), net.shape(id));
+        let (rank, inner) = (all.len(), all.len().checked_sub(2)?);
+        match &node.kind {
+            Kind::View if own.ends_with(&all[inner..]) => {}
+            Kind::Transpose(order) => {
+                let swaps = (0..inner).all(|d| order[d] == d) && order[inner..] == [rank - 1, inner];
+                swaps.then_some(())?;
+                is_swapped = !is_swapped;
+            }
+            Kind::Map(value) if *value == input(0) && own.len() == rank && rank > 2 => {
+                let is_alike = |d: usize| own[d] == all[d] || d + 3 == rank && own[d] == 1;
+                return (own != all && (0..rank).all(is_alike)).then_some((from, is_swapped));
+            }
+            _ => return None,
+        }
+        id = from;
+    }
 }
 
 /// Whether a value is read only by batched products, possibly through moves or slices.

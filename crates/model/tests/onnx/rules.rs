@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use tilewright_device::host;
-use tilewright_graph::{Bindings, Graph, onnx, specialise};
+use tilewright_graph::op::Attribute;
+use tilewright_graph::{Bindings, DType, Graph, Tensor, onnx, specialise};
 use tilewright_model::{Trace, lower, rule_names};
 
 use crate::common::{cases, light, no_files};
@@ -30,7 +31,7 @@ fn every_rule_changes_something() {
     let one_hot: &[Node] = &[
         ("numbers", "Reshape", &["ids", "column"], None),
         ("is", "Equal", &["numbers", "places"], None),
-        ("rows", "Cast", &["is"], Some(("to", tilewright_graph::op::Attribute::Int(1)))),
+        ("rows", "Cast", &["is"], Some(("to", Attribute::Int(1)))),
         ("y", "MatMul", &["rows", "table"], None),
     ];
     let known = [
@@ -53,11 +54,32 @@ fn every_rule_changes_something() {
     let parts: &[Node] = &[
         ("a", "Slice", &["x", "none", "two"], None),
         ("b", "Slice", &["x", "two", "five"], None),
-        ("joined", "Concat", &["a", "b"], Some(("axis", tilewright_graph::op::Attribute::Int(0)))),
+        ("joined", "Concat", &["a", "b"], Some(("axis", Attribute::Int(0)))),
         ("y", "Relu", &["joined"], None),
     ];
     let places = [("none", 0), ("two", 2), ("five", 5)].map(|(name, at)| (name, whole(&[1], &[at])));
+    // Pairs of queries share keys, which are scaled.
+    let sharing: &[Node] = &[
+        ("first", "Slice", &["x", "zero", "four"], None),
+        ("q", "Reshape", &["first", "of_q"], None),
+        ("k", "Reshape", &["x", "of_k"], None),
+        ("twice", "Expand", &["k", "times"], None),
+        ("keys", "Reshape", &["twice", "of_keys"], None),
+        ("turned", "Transpose", &["keys"], Some(("perm", Attribute::Ints(vec![0, 1, 3, 2])))),
+        ("scaled", "Mul", &["turned", "half"], None),
+        ("y", "MatMul", &["q", "scaled"], None),
+    ];
+    let shapes = [
+        ("zero", whole(&[1], &[0])),
+        ("four", whole(&[1], &[4])),
+        ("of_q", whole(&[4], &[1, 4, 1, 8])),
+        ("of_k", whole(&[5], &[1, 2, 1, 3, 8])),
+        ("times", whole(&[5], &[1, 1, 2, 1, 1])),
+        ("of_keys", whole(&[4], &[1, 4, 3, 8])),
+        ("half", Tensor::from_floats(DType::F32, Vec::new(), &[0.5])),
+    ];
     let traces = [
+        of(&[1, 4, 1, 3], &shapes, sharing),
         attention,
         one_hot,
         shufflenet(),
