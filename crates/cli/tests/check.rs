@@ -68,6 +68,14 @@ fn a_batch_and_its_texts_are_open_by_any_of_their_names() {
         }
         assert_eq!(said.contains("b is a: "), !more.contains(&"a,b=1..4"), "{said}");
     }
+    let sizes = |more: &[&str]| {
+        let found = run_json(&with(text(&path), more));
+        found["sizes"].as_array().unwrap().iter().map(|own| own["at"].clone()).collect::<Vec<_>>()
+    };
+    let at = ["--dim", "a=1..4", "--dim", "t=1..8", "--at", "a=4", "--at", "t=3,8"];
+    assert_eq!(sizes(&at), [serde_json::json!({"a": 4, "t": 3}), serde_json::json!({"a": 4, "t": 8})]);
+    // A number of texts beside any number of their words.
+    assert_eq!(sizes(&["--dim", "a,b=3", "--dim", "t=1..8", "--at", "5"]), [serde_json::json!({"t": 5})]);
     let refused = |more: &[&str], expected: &str| check_refused(&with(text(&path), more), expected);
     refused(&["--dim", "a,b=1..4", "--dim", "t=1..8", "--at", "c=3"], "--at c: no such dimension is open");
     refused(&["--dim", "a,b=1..4", "--dim", "t=1..8", "--at", "9"], "--at 9: t is one of 1..8");
@@ -111,7 +119,7 @@ fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
     run_json(&["tune", path, "--db", db, "--trials", "2"]);
     let out = folder.path().join("library");
     let refused = ["compile", path, "--as", "c", "-o", text(&out), "--db", db];
-    check_refused(&refused, "what depends on it reads opposite; `run` takes it as it is");
+    check_refused(&refused, "what depends on it reads opposite; `run` takes it at fixed sizes");
 }
 
 #[test]

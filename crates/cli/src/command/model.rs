@@ -435,7 +435,8 @@ impl ModelArgs {
         let mut text = one_line(&problems_text(&special.problems));
         if let Some(part) = &special.dynamic {
             let read: Vec<&str> = part.inputs().collect();
-            text += &one_line(&format!("; what depends on it reads {}; `run` takes it as it is", read.join(", ")));
+            text +=
+                &one_line(&format!("; what depends on it reads {}; `run` takes it at fixed sizes", read.join(", ")));
         }
         match special.problems.len() {
             0 => Ok(special),

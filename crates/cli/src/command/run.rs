@@ -349,12 +349,9 @@ impl DynamicRun {
     }
 }
 
-/// Time of a run as JSON, with its size; and the number of a batch's items.
+/// Time of a run as JSON, with the sizes of all open dimensions by their names.
 fn sizes_json(sizes: &[(OpenDimension, i64)], ns: f64) -> serde_json::Value {
     let (dim, size) = sizes.last().expect("a dimension is open");
-    let mut json = json!({"dim": dim.name, "size": size, "ms": ns / 1e6});
-    if let [(items, n), _] = sizes {
-        json["items"] = json!({"dim": items.name, "size": n});
-    }
-    json
+    let at: serde_json::Map<_, _> = sizes.iter().map(|(dim, size)| (dim.name.clone(), json!(size))).collect();
+    json!({"dim": dim.name, "size": size, "at": at, "ms": ns / 1e6})
 }
