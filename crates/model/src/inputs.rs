@@ -4,7 +4,9 @@ use std::path::Path;
 
 use bytes::Bytes;
 use tilewright::{Error, file, one_line};
-use tilewright_graph::{Bindings, Declared, Dim, Graph, Model, SplitMix64, Tensor, Value, ValueId, bind_inputs, onnx};
+use tilewright_graph::{
+    Bindings, DType, Declared, Dim, Graph, Model, SplitMix64, Tensor, Value, ValueId, bind_inputs, onnx,
+};
 
 /// Reads an ONNX model. Its file and external data files are memory-mapped, and must not be truncated while
 /// the model is in use.
@@ -36,7 +38,7 @@ pub struct Given {
 }
 
 /// Checks tensors against a model's inputs and their bindings. Tensors for inputs with defaults replace the
-/// defaults in the graph.
+/// defaults in the graph. Numbers in f32 for an input in bf16, which NumPy lacks, are rounded.
 ///
 /// # Errors
 /// If an input does not exist, or has another type or shape.
@@ -48,13 +50,19 @@ pub fn feed(graph: &mut Graph, bindings: &Bindings, tensors: Vec<(String, Tensor
             let names = graph.input_names().join(", ");
             return Err(Error::input(format!("there is no input `{}` (there are {names})", one_line(&name))));
         };
-        let refuse =
-            |why: String| Error::input(one_line(&format!("input {name}: the file has {}, {why}", tensor.ty())));
+        let of_file = tensor.ty().clone();
+        let refuse = |why: String| Error::input(one_line(&format!("input {name}: the file has {of_file}, {why}")));
         if bindings.values.iter().any(|(bound, _)| *bound == name) {
             return Err(refuse(format!("and --set {name} gives it as well (leave one of them out)")));
         }
         let value = graph.value(id);
         let is_default = value.constant.is_some();
+        let is_rounded =
+            tensor.dtype() == DType::F32 && value.declared.as_ref().is_some_and(|d| d.dtype == DType::Bf16);
+        let tensor = match is_rounded {
+            true => Tensor::from_floats(DType::Bf16, tensor.shape(), &tensor.floats()),
+            false => tensor,
+        };
         if let Some(declared) = &value.declared {
             fits(declared, &tensor).map_err(refuse)?;
             let is_bound = !is_default && matches_bound(&name, declared, bindings, tensor.shape()).map_err(refuse)?;
@@ -79,7 +87,8 @@ fn fits(declared: &Declared, tensor: &Tensor) -> Result<(), String> {
     let texts = dims.map(|dims| dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(","));
     let wanted = format!("{}{}", declared.dtype, texts.map_or(String::new(), |texts| format!("[{texts}]")));
     if declared.dtype != tensor.dtype() {
-        return Err(format!("and the model takes {wanted} (convert it with .astype)"));
+        let to = if declared.dtype == DType::Bf16 { "('f4')" } else { "" };
+        return Err(format!("and the model takes {wanted} (convert it with .astype{to})"));
     }
     let Some(dims) = dims else { return Ok(()) };
     if dims.len() != shape.len() {
@@ -155,4 +164,28 @@ pub fn named_dims(inputs: &[(Value, Tensor)]) -> Vec<(String, usize)> {
         }
     }
     dims.into_iter().filter_map(|(name, size)| Some((name, size?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_f32_are_rounded_for_an_input_in_bf16() {
+        let declared = Declared { dtype: DType::Bf16, dims: Some(vec![Dim::Size(2)]) };
+        let value = Value { name: "x".into(), declared: Some(declared), ..Value::default() };
+        let mut graph = Graph::default();
+        let id = graph.add_value(value);
+        graph.inputs.push(id);
+        let mut fed = |dtype, numbers: &[f64]| {
+            let x = Tensor::from_floats(dtype, [2], numbers);
+            feed(&mut graph, &Bindings::default(), vec![("x".into(), x)]).map_err(|error| error.to_string())
+        };
+        // Halfway between two numbers, the even one.
+        let given = fed(DType::F32, &[1.0 + 2f64.powi(-8), f64::NAN]).unwrap();
+        let (_, x) = &given.inputs[0];
+        assert_eq!((x.dtype(), x.floats()[0], x.floats()[1].is_nan()), (DType::Bf16, 1.0, true));
+        let error = fed(DType::F64, &[1.0, 2.0]).unwrap_err();
+        assert!(error.ends_with("and the model takes bf16[2] (convert it with .astype('f4'))"), "{error}");
+    }
 }
