@@ -21,6 +21,7 @@ class Tensor:
     dtype = property(lambda self: str(self.array.dtype))
     detach = lambda self: Tensor(self.array)
     is_inference = lambda self: False
+    data_ptr = lambda self: self.array.ctypes.data
     numel = lambda self: self.array.size
     element_size = lambda self: self.array.itemsize
     numpy = lambda self: self.array
