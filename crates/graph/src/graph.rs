@@ -124,6 +124,11 @@ impl Graph {
         &self.values[id.0 as usize]
     }
 
+    /// Dependence on the open size of what is computed from these values.
+    pub fn varies(&self, inputs: &[Option<ValueId>]) -> Varies {
+        Varies::all(inputs.iter().flatten().map(|id| self.value(*id).varies))
+    }
+
     /// Value with an index, mutable; only its name and properties may be changed, not its links.
     pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
         &mut self.values[id.0 as usize]

@@ -82,7 +82,7 @@ impl Specialiser {
         if n == Some(0) {
             return Ok(self.none(op, &fixed?.types, inputs));
         }
-        let varies = inputs.iter().flatten().any(|id| self.graph.value(*id).varies.any());
+        let varies = self.graph.varies(inputs).any();
         if let (Ok(_), false, Some(tensors)) = (&fixed, varies, self.folded(op, given, &known, n, collects)) {
             return Ok(tensors?.into_iter().map(|tensor| Some(self.constant(tensor))).collect());
         }
@@ -302,7 +302,7 @@ impl Specialiser {
         };
         types.extend(fixed.types[1 + op.n_carried..].iter().map(rows));
         check_types(&types, node.outputs.len())?;
-        let varies = given.iter().flatten().any(|id| self.graph.value(*id).varies.any());
+        let varies = self.graph.varies(&given).any();
         let varies = Varies { shape: varies, elements: varies };
         let outputs = types.into_iter().enumerate().map(|(at, ty)| {
             let id = node.outputs.get(at).copied().flatten()?;

@@ -15,7 +15,7 @@ pub struct Varies {
 
 impl Varies {
     /// Dependence of what is computed from values.
-    pub fn all(values: impl Iterator<Item = Varies>) -> Varies {
+    pub(crate) fn all(values: impl Iterator<Item = Varies>) -> Varies {
         values.fold(Varies::default(), |a, b| Varies { shape: a.shape | b.shape, elements: a.elements | b.elements })
     }
 

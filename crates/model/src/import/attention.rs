@@ -216,7 +216,7 @@ impl NodeImport<'_> {
 
     /// Whether an input of the node depends on the size of the open dimension.
     pub(super) fn varies(&self) -> bool {
-        self.node.inputs.iter().flatten().any(|id| self.graph().value(*id).varies.any())
+        self.graph().varies(&self.node.inputs).any()
     }
 
     /// Marks a constant as depending on the open dimension; equal constants of several nodes become one

@@ -7,7 +7,7 @@ use tilewright_graph::op::{
     Binary, Cast, Conv, DequantizeLinear, Fact, Gather, Gemm, Inputs, MatMul, PoolKind, QuantizeLinear, Scaling, Unary,
     axis,
 };
-use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId, Varies};
+use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
 use tilewright_ir::Target;
 
 mod blocks;
@@ -206,7 +206,7 @@ impl Quantizer<'_> {
     fn add(&mut self, node: Node) {
         let given = facts(&self.new, &node.inputs);
         let is_known = !given.is_empty() && given.iter().flatten().all(|fact| fact.value.is_some());
-        let varies = node.inputs.iter().flatten().any(|id| self.new.value(*id).varies.any());
+        let varies = self.new.varies(&node.inputs).any();
         let found = (is_known && !varies).then(|| node.op.operation().evaluate(Inputs(&given)).ok()).flatten();
         match found {
             Some(tensors) => {
@@ -231,7 +231,7 @@ impl Quantizer<'_> {
         let op = op.into();
         let mut types = op.operation().infer(Inputs(&facts(&self.new, &inputs))).ok()?;
         let ty = Some(types.swap_remove(0));
-        let varies = Varies::all(inputs.iter().flatten().map(|id| self.new.value(*id).varies));
+        let varies = self.new.varies(&inputs);
         let id = self.new.add_value(Value { name, ty, varies, ..Value::default() });
         self.add(Node { op, place: place.clone(), inputs, outputs: vec![Some(id)] });
         Some(id)
