@@ -12,6 +12,11 @@
 //! the extent is one of a few values, for example because a smaller last block has another tail than the
 //! others, each value gets a version. A tail that depends on an open size has a version for each number of
 //! rows below the tile's.
+//!
+//! A tile of few rows takes far longer a row than a full one: its sums depend on each other, and each row
+//! reads the other operand anew. If an open size leaves a tail of at most a quarter of a tile, it is computed
+//! together with the last full tile, as two tiles of about equal height: nine rows in tiles of eight are five
+//! and four.
 
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
@@ -58,8 +63,13 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     {
         let f = found.full;
         let (n_full, rest) = (ranges.simplify(&whole.floor_div(f)), ranges.simplify(&whole.modulo(f)));
+        let halves = Halves::of(&l, &found, ranges);
         ranges.push(l.var, n_full.clone());
         let full = replace(&l.body, &found, &f.into(), ranges);
+        let full = match &halves {
+            Some(halves) => simplify_block(halves.or(full), ranges),
+            None => full,
+        };
         ranges.pop();
         // A tail exists only if 0 < rest < f.
         let tail = |short: &Index| -> Vec<Stmt> {
@@ -67,24 +77,32 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         };
         let tail = by_value(&found, &rest, versions, ranges, tail);
         // A negative extent leaves no tail either.
-        let cond = Cond::Lt(Index::from(-1), n_full.clone()).and(Cond::Lt(0.into(), rest));
+        let cond = Cond::Lt(Index::from(-1), n_full.clone()).and(Cond::Lt(0.into(), rest.clone()));
+        let cond = match &halves {
+            Some(halves) => cond.and(halves.leave(&n_full, &rest)),
+            None => cond,
+        };
         let tail = simplify_block(vec![Stmt::If { cond, then: tail, otherwise: Vec::new() }], ranges);
         in_loop(Loop { var: l.var, extent: n_full, kind: l.kind, body: full }, ranges, versions, out);
         out.extend(in_block(tail, ranges, versions));
         return;
     }
+    let halves = Halves::of(&l, &found, ranges);
     ranges.push(l.var, l.extent.clone());
     // In a nonempty tail, 0 < rest < f.
     let tail = |short: &Index| replace(&l.body, &found, short, &mut ranges.clone());
-    let short = match ranges.lower(&found.rest) {
+    let mut short = match ranges.lower(&found.rest) {
         Some(least) if least >= 1 => by_value(&found, &found.rest, versions, ranges, tail),
         _ => tail(&found.rest),
     };
-    let split = vec![Stmt::If {
-        cond: Cond::Lt(found.rest.clone(), found.full.into()),
-        then: short,
-        otherwise: replace(&l.body, &found, &found.full.into(), ranges),
-    }];
+    let mut full = replace(&l.body, &found, &found.full.into(), ranges);
+    if let Some(halves) = halves {
+        let cond = halves.leave(&l.var.into(), &found.rest);
+        short = vec![Stmt::If { cond, then: short, otherwise: Vec::new() }];
+        full = simplify_block(halves.or(full), ranges);
+    }
+    let cond = Cond::Lt(found.rest.clone(), found.full.into());
+    let split = vec![Stmt::If { cond, then: short, otherwise: full }];
     ranges.pop();
     in_loop(Loop { var: l.var, extent: l.extent, kind: l.kind, body: split }, ranges, versions, out);
 }
@@ -111,6 +129,131 @@ impl Undecided {
     }
 }
 
+/// Two tiles of about equal height in place of a full one and a short tail, in the iteration of the full one.
+struct Halves {
+    /// Condition that the tile is the last full one and that a short tail follows it in the same loop.
+    cond: Cond,
+    first: Vec<Stmt>,
+    second: Vec<Stmt>,
+    /// Maximum number of iterations of a short tail.
+    most: i64,
+}
+
+impl Halves {
+    /// Makes the tiles for a loop over tiles and the extent that it decides; `None` if no open size decides
+    /// it, or if the body is not a tile of rows.
+    fn of(l: &Loop, found: &Undecided, ranges: &Ranges) -> Option<Halves> {
+        let Undecided { full, rest, is_of_lanes, .. } = found;
+        let most = full / 4;
+        if *is_of_lanes || most == 0 || rest.coefficient(l.var) != -full || !ranges.is_open(rest) {
+            return None;
+        }
+        let values: Vec<i64> = (1..=most).filter(|more| may_be(rest, full + more)).collect();
+        let halves = |more: i64| {
+            let first = (full + more + 1) / 2;
+            [(0, first), (first, full + more - first)]
+                .map(|(start, height)| TileOfRows { tiles: l.var, found, start, height }.block(&l.body, None))
+        };
+        let [first, second] = [0, 1].map(|half| {
+            let all: Option<Vec<_>> = values.iter().map(|more| halves(*more)[half].take()).collect();
+            all.filter(|all| all.iter().map(|tile| leaves(tile)).sum::<usize>() <= MOST_STATEMENTS)
+        });
+        let (first, second) = (first?, second?);
+        let of = |tiles: &[Vec<Stmt>]| {
+            let tile = |more: &Index| {
+                let at = values.iter().position(|value| more.as_const() == Some(*value));
+                tiles[at.expect("invariant: there is a tile for each of the values")].clone()
+            };
+            by_choice(&values, &rest.offset(-full), &tile)
+        };
+        let cond = Cond::Lt((*full).into(), rest.clone())
+            .and(Cond::Lt(rest.clone(), (full + most + 1).into()))
+            .and(Cond::Lt(Index::from(l.var).offset(1), l.extent.clone()));
+        Some(Halves { cond, first: of(&first), second: of(&second), most })
+    }
+
+    /// The two tiles if a short tail follows, else the full one. Each tile is in a block of its own, as both
+    /// allocate the same temporaries.
+    fn or(&self, full: Vec<Stmt>) -> Vec<Stmt> {
+        let (cond, first, second) = (self.cond.clone(), self.first.clone(), self.second.clone());
+        let first = Stmt::If { cond: cond.clone(), then: first, otherwise: Vec::new() };
+        vec![first, Stmt::If { cond, then: second, otherwise: full }]
+    }
+
+    /// Condition that a tail of `rest` iterations behind `n_full` full tiles is computed by itself.
+    fn leave(&self, n_full: &Index, rest: &Index) -> Cond {
+        let is_short = Cond::Lt(rest.clone(), (self.most + 1).into());
+        Cond::Not(Box::new(Cond::Lt(0.into(), n_full.clone()).and(is_short)))
+    }
+}
+
+/// Tile of `height` rows that begins `start` rows into a full one.
+struct TileOfRows<'a> {
+    /// Variable that counts tiles.
+    tiles: LoopId,
+    found: &'a Undecided,
+    start: i64,
+    height: i64,
+}
+
+impl TileOfRows<'_> {
+    /// Rewrites a block, in the loop `row` over the rows of a tile; `None` if not all of its work belongs to
+    /// rows.
+    fn block(&self, block: &[Stmt], row: Option<LoopId>) -> Option<Vec<Stmt>> {
+        block.iter().map(|s| self.stmt(s, row)).collect()
+    }
+
+    fn stmt(&self, stmt: &Stmt, row: Option<LoopId>) -> Option<Stmt> {
+        let rows = Index::atom(self.found.atom.clone());
+        match stmt {
+            Stmt::For(l) if l.extent == rows => {
+                let body = self.block(&l.body, row.xor(Some(l.var)))?;
+                row.is_none().then(|| Stmt::For(Loop { extent: self.height.into(), body, ..l.clone() }))
+            }
+            Stmt::For(l) => {
+                let (extent, body) = (self.index(&l.extent, row)?, self.block(&l.body, row)?);
+                Some(Stmt::For(Loop { extent, body, ..l.clone() }))
+            }
+            Stmt::If { cond, then, otherwise } => {
+                let (then, otherwise) = (self.block(then, row)?, self.block(otherwise, row)?);
+                let own = Stmt::If { cond: cond.clone(), then: Vec::new(), otherwise: Vec::new() };
+                let Stmt::If { cond, .. } = self.own(&own, row)? else { unreachable!("an `if` stays one") };
+                Some(Stmt::If { cond, then, otherwise })
+            }
+            Stmt::Prefetch { .. } if row.is_none() => Some(stmt.clone()),
+            _ => self.own(stmt, row),
+        }
+    }
+
+    /// Rewrites a statement without nested ones.
+    fn own(&self, stmt: &Stmt, row: Option<LoopId>) -> Option<Stmt> {
+        let mut is_of_rows = true;
+        let new = stmt.map_index(&mut |e| {
+            self.index(e, row).unwrap_or_else(|| {
+                is_of_rows = false;
+                e.clone()
+            })
+        });
+        is_of_rows.then_some(new)
+    }
+
+    /// Makes an index that of the same row, counted from the beginning of the full tile.
+    fn index(&self, e: &Index, row: Option<LoopId>) -> Option<Index> {
+        let mut is_of_rows = true;
+        e.rewrite(&mut |atom| {
+            is_of_rows &= *atom != self.found.atom;
+            None
+        });
+        let Some(row) = row else { return (is_of_rows && !e.uses(self.tiles)).then(|| e.clone()) };
+        let (full, at) = (self.found.full, Index::from(row).offset(self.start));
+        let (tile, within) = (Index::from(self.tiles).add(&at.floor_div(full)), at.modulo(full));
+        is_of_rows.then(|| match self.start {
+            0 => e.clone(),
+            _ => e.substitute(row, &within).substitute(self.tiles, &tile),
+        })
+    }
+}
+
 /// Emits a tail of `rest` iterations, at least one and fewer than `full`: a version for each possible number
 /// if there are few or an open size decides, else a single version of variable extent.
 fn by_value(
@@ -124,8 +267,7 @@ fn by_value(
     let known = if full == 2 { Some(1) } else { rest.residue(full).filter(|&r| r > 0) };
     let all = || ranges.is_open(rest).then(|| (1..full).collect());
     let mut values = known.map(|one| vec![one]).or_else(|| ranges.values(rest)).or_else(all).unwrap_or_default();
-    let step = [32, 16, 8, 4, 2].into_iter().find(|step| rest.residue(*step) == Some(0)).unwrap_or(1);
-    values.retain(|&value| 0 < value && value < full && value % step == 0);
+    values.retain(|&value| 0 < value && value < full && may_be(rest, value));
     if ranges.is_open(rest) && found.is_of_lanes && values.len() > MOST_TAILS as usize {
         return tail(rest);
     }
@@ -142,6 +284,11 @@ fn by_value(
         let cond = Cond::Eq(rest.clone(), value.into());
         vec![Stmt::If { cond, then: tail(&value.into()), otherwise }]
     })
+}
+
+/// Whether the remainders of an index by powers of two permit a value.
+fn may_be(e: &Index, value: i64) -> bool {
+    [2, 4, 8, 16, 32].into_iter().all(|by| e.residue(by).is_none_or(|rest| rest == value.rem_euclid(by)))
 }
 
 /// Emits versions of a tail for values in ascending order, selected by binary search.
