@@ -346,16 +346,20 @@ fn text_of_preparation(code: &runtime::Code) -> Option<String> {
     (!program.prepare.is_empty()).then(|| statements.fold(buffers, |all, stmt| all + &stmt))
 }
 
-/// Factors by which the memory of values must exceed their bytes, as kernels assume that they have more rows.
-fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, i64> {
+/// Bytes of the memory of values whose kernels assume that they have more rows.
+fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, usize> {
     let mut rooms = HashMap::new();
     for step in &fused.steps {
         let Step::Kernel(kernel) = step else { continue };
         for (at, id) in kernel.inputs.iter().chain([&kernel.output]).enumerate() {
-            let room = kernel.room(at);
-            if room > 1 {
-                let own = rooms.entry(places.locate(*id).root).or_insert(room);
-                *own = room.max(*own);
+            if let Some(n) = kernel.room(at) {
+                let ValuePart { root, offset } = places.locate(*id);
+                let (value, whole) = (fused.net.value(*id), fused.net.value(root));
+                let room = (offset + n * value.dtype.size()).next_multiple_of(whole.dtype.size());
+                if room > whole.n_bytes() as usize {
+                    let own = rooms.entry(root).or_insert(room);
+                    *own = room.max(*own);
+                }
             }
         }
     }
@@ -371,14 +375,14 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
     let mut touch = |id: ValueId, step: usize| {
         let root = places.locate(id).root;
         let is_state = net.states.iter().any(|state| state.value == root);
-        let is_input = net.inputs.contains(&root) && fused.open_behind(root).is_none();
+        let is_input = net.inputs.contains(&root) && !fused.is_packed_apart(root);
         let is_passed = is_input || places.outputs[root.0].is_some() || is_state;
         if is_passed || net.value(root).constant.is_some() {
             return;
         }
         let at = *at_of.entry(root).or_insert_with(|| {
-            let room = rooms.get(&root).copied().unwrap_or(1) as usize;
-            let n_bytes = fused.bytes_of_group(root).unwrap_or(net.value(root).n_bytes() as usize * room);
+            let room = rooms.get(&root).copied().unwrap_or(net.value(root).n_bytes() as usize);
+            let n_bytes = fused.bytes_of_group(root).unwrap_or(room);
             let block = Block { bytes: n_bytes.next_multiple_of(line), first: step, last: step };
             blocks.push((root, block));
             blocks.len() - 1
@@ -461,8 +465,8 @@ struct PlanBuilder<'a> {
     origins: Vec<Option<usize>>,
     /// Guard of the steps that are being added.
     guard: Option<usize>,
-    /// Memory of values as a multiple of their bytes; see [`rooms`].
-    rooms: HashMap<ValueId, i64>,
+    /// Memory of values in bytes, if it is more than theirs; see [`rooms`].
+    rooms: HashMap<ValueId, usize>,
     /// Constants of earlier pieces.
     given: Vec<usize>,
     /// Values in the current step of a sequence: the value that each stands for, and its offset in bytes.
@@ -510,7 +514,7 @@ fn planned(
         }
         job.plan.together = items.groups.as_ref().map(|groups| job.together(groups));
     }
-    if fused.rows.is_none() && fused.sized.is_none() {
+    if fused.pieces.is_empty() && fused.rows.is_none() && fused.sized.is_none() {
         return Ok((job.plan, job.origins, job.memory));
     }
     let mut made: Vec<PlannedForm> = vec![(form, 0..job.plan.steps.len(), 0..job.plan.tensors.len())];
@@ -531,7 +535,7 @@ fn planned(
     }
     for (form, steps, _) in made {
         let most = form.open.as_ref().map_or(0, |open| open.dim.most);
-        plan.pieces.push(Piece { n: form.n_rows(), most, steps });
+        plan.pieces.push(Piece { items: form.n_items, n: form.n_rows(), most, steps });
     }
     let least = fused.pieces.last().unwrap_or(fused);
     (plan.dim, plan.appends) = (least.open.as_ref().map(|open| open.dim.clone()), least.appends());
@@ -696,9 +700,9 @@ impl<'a> PlanBuilder<'a> {
             self.plan.tensors[to].open = self.open_axis(copy.from);
             let rows = self.open_rows(copy.from, from.n_bytes);
             let to = self.plan.whole(to);
-            match self.fused.open_behind(copy.from) {
-                Some(_) => self.move_rows(copy.from, from, to, false),
-                None => self.copy(from, to, rows),
+            match self.fused.is_packed_apart(copy.from) {
+                true => self.move_rows(copy.from, from, to, false),
+                false => self.copy(from, to, rows),
             }
         }
         Ok(self)
@@ -714,9 +718,18 @@ impl<'a> PlanBuilder<'a> {
     }
 
     /// Moves the elements of a value whose open dimension is not the outermost between packed memory and
-    /// memory with room for the largest size: one move for each index of the outer dimensions.
+    /// memory with room for the largest size: one move for each index of the outer dimensions. Of rows, it
+    /// moves as many as a piece has.
     fn move_rows(&mut self, id: ValueId, from: TensorSlice, to: TensorSlice, is_from_packed: bool) {
-        let Some((axis, size)) = self.fused.open_behind(id) else { return };
+        let Some((axis, size)) = self.fused.open_behind(id) else {
+            let n_outer = self.fused.n_outer_of_rows(id);
+            let n_bytes = from.n_bytes / n_outer;
+            for at in 0..n_outer {
+                let item = |of: TensorSlice| TensorSlice { offset: of.offset + at * n_bytes, n_bytes, ..of };
+                self.copy(item(from), item(to), None);
+            }
+            return;
+        };
         let value = self.fused.net.value(id);
         let n = value.shape[..axis].iter().product::<i64>();
         let inner = value.shape[axis + 1..].iter().product::<i64>() * value.dtype.size() as i64;
@@ -775,7 +788,7 @@ impl<'a> PlanBuilder<'a> {
     fn ports(&mut self) -> Result<(), CompileError> {
         for (at, &id) in self.fused.net.inputs.iter().enumerate() {
             let tensor = self.tensor(id, Place::Input(at))?;
-            if self.fused.open_behind(id).is_some() {
+            if self.fused.is_packed_apart(id) {
                 self.packed.push((id, tensor));
                 self.tensors.remove(&id);
             }
@@ -891,8 +904,7 @@ impl<'a> PlanBuilder<'a> {
         if matches!(place, Place::Arena(_)) {
             if let Some(room) = self.rooms.get(&id) {
                 // Rows that this piece does not have follow its own in memory.
-                let n: usize = shape.iter().product();
-                shape = vec![*room as usize, n];
+                shape = vec![*room / dtype.bytes() as usize];
             }
             if let Some(n_bytes) = self.fused.bytes_of_group(id) {
                 shape = vec![n_bytes / dtype.bytes() as usize];
@@ -986,8 +998,9 @@ impl<'a> PlanBuilder<'a> {
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
         let mut arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
         for (at, slice) in arguments.iter_mut().enumerate() {
-            if matches!(self.plan.tensors[slice.tensor].place, Place::Arena(_)) {
-                slice.n_bytes *= kernel.room(at) as usize;
+            let PlanTensor { place, dtype, .. } = &self.plan.tensors[slice.tensor];
+            if let (Place::Arena(_), Some(n)) = (place, kernel.room(at)) {
+                slice.n_bytes = n * dtype.bytes() as usize;
             }
         }
         // Buffers prepared from the same constants in the same way are prepared once.

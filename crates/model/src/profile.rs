@@ -216,9 +216,12 @@ impl Compiled {
         if let Some(steps) = runner.steps_of_member() {
             return Ok(chosen(rows, &row_of_steps[steps]));
         }
-        let Some(mut n) = runner.rows() else { return Ok(rows) };
         let (plan, mut used) = (self.model.plan(), Vec::new());
-        while let Some(piece) = plan.piece(n) {
+        if plan.pieces.is_empty() {
+            return Ok(rows);
+        }
+        let mut n = runner.rows().unwrap_or(plan.appends);
+        while let Some(piece) = plan.piece(runner.n_items(), n) {
             used.extend_from_slice(&row_of_steps[piece.steps.clone()]);
             n %= piece.n;
         }

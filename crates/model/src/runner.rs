@@ -76,13 +76,18 @@ struct KeptState {
     /// Type at the largest size.
     ty: TensorType,
     axis: usize,
+    /// Number of items in the next run, if it is open: the first ones.
+    n_items: Option<usize>,
 }
 
 impl KeptState {
-    /// Type with `n` rows.
+    /// Type with `n` rows, of the items of the next run.
     fn with(&self, n: usize) -> TensorType {
         let mut ty = self.ty.clone();
         ty.shape[self.axis] = n;
+        if let Some(n_items) = self.n_items {
+            ty.shape[0] = n_items;
+        }
         ty
     }
 
@@ -90,7 +95,7 @@ impl KeptState {
     /// rows.
     fn parts(&self, n: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
         let row = self.ty.shape[self.axis + 1..].iter().product::<usize>() * self.ty.dtype.size();
-        let (all, most) = (self.ty.shape[..self.axis].iter().product::<usize>(), self.ty.shape[self.axis]);
+        let (all, most) = (self.with(n).shape[..self.axis].iter().product::<usize>(), self.ty.shape[self.axis]);
         let part = move |at: usize, pitch: usize| at * pitch * row..at * pitch * row + n * row;
         (0..all).map(move |at| (part(at, most), part(at, n)))
     }
@@ -142,6 +147,7 @@ impl Runner {
             dtype: state.dtype,
             ty: net.value(state.value).ty(),
             axis: state.axis,
+            n_items: plan.items.as_ref().map(|items| items.most as usize),
         };
         let states = net.states.iter().map(kept).collect();
         let mut runner = Runner { context, inputs, outputs, states };
@@ -166,6 +172,12 @@ impl Runner {
     pub fn rows(&self) -> Option<i64> {
         let RunContext::Cpu(context) = &self.context else { return None };
         context.rows()
+    }
+
+    /// Number of items of the next run; 1 if it is not open.
+    pub(crate) fn n_items(&self) -> i64 {
+        let RunContext::Cpu(context) = &self.context else { return 1 };
+        context.items().unwrap_or(1)
     }
 
     /// Steps of the next run, where each size has steps of its own.
@@ -194,6 +206,7 @@ impl Runner {
         // If the number of rows is open, inputs and outputs are as long as the rows.
         let size = context.rows().or(context.size()).unwrap_or(0);
         let n_items = context.items().unwrap_or(1);
+        self.states.iter_mut().for_each(|state| state.n_items = state.n_items.map(|_| n_items as usize));
         for port in self.inputs.iter_mut().chain(&mut self.outputs) {
             if let Some(tensor) = &port.tensor {
                 port.ty.shape = tensor.shape_of(size, n_items);

@@ -72,7 +72,7 @@ impl Places {
         for (at, &id) in fused.net.outputs.iter().enumerate() {
             let ValuePart { root, offset } = places.locate(id);
             let is_all = offset == 0 && fused.net.value(root).n_bytes() == fused.net.value(id).n_bytes();
-            let is_packed = fused.open_behind(id).is_none();
+            let is_packed = !fused.is_packed_apart(id);
             if is_all && is_packed && is_computed[root.0] && places.outputs[root.0].is_none() {
                 places.outputs[root.0] = Some(at);
             } else {

@@ -102,6 +102,8 @@ const MOST_ITERATIONS: u64 = 1 << 24;
 struct Passed {
     at: usize,
     base: BaseMemory,
+    /// Item of a piece that has its rows behind another dimension.
+    item: usize,
     offset: usize,
     /// Bytes of an item of a group, if the arena has a place for each.
     pitch: Option<RunSize>,
@@ -134,7 +136,7 @@ pub struct Context {
     of_states: Vec<(usize, usize, usize)>,
     /// Size of the model's open dimension in the next run; 0 without one.
     size: i64,
-    /// Number of rows of the next run, if it is open.
+    /// Number of rows of the next run.
     n_rows: i64,
     /// Number of items of the next run, if it is open; else 1.
     n_items: i64,
@@ -188,7 +190,7 @@ impl Context {
                         together.and_then(|together| together.tensors.iter().find(|(of, _)| *of == slice.tensor));
                     if let Some((_, pitch)) = pitch {
                         let (at, offset) = (pointers.len(), address.offset);
-                        passed.push(Passed { at, base: BaseMemory::Arena, offset, pitch: Some(*pitch) });
+                        passed.push(Passed { at, base: BaseMemory::Arena, item: 0, offset, pitch: Some(*pitch) });
                     }
                     // SAFETY: the model has checked that slices are within their memory.
                     unsafe { arena.pointer().add(address.offset) }
@@ -201,7 +203,8 @@ impl Context {
                     unsafe { states[state].pointer().add(address.offset) }
                 }
                 base @ (BaseMemory::Input(_) | BaseMemory::Output(_)) => {
-                    passed.push(Passed { at: pointers.len(), base, offset: address.offset, pitch: None });
+                    let (item, offset) = model.plan().item_of(slice);
+                    passed.push(Passed { at: pointers.len(), base, item, offset, pitch: None });
                     std::ptr::null_mut()
                 }
             });
@@ -224,7 +227,7 @@ impl Context {
         let (model, threads) = (Arc::clone(model), threads.clone());
         let sizes = vec![0; n_sizes];
         let size = 0;
-        let n_rows = model.plan().rows.as_ref().map_or(0, |rows| rows.least);
+        let n_rows = model.plan().rows.as_ref().map_or(model.plan().appends, |rows| rows.least);
         let n_items = model.plan().items.as_ref().map_or(1, |items| items.most);
         let members = model.plan().members.as_ref();
         let steps = members.map_or(0..model.plan().steps.len(), |members| members.each[0].steps.clone());
@@ -483,7 +486,7 @@ impl Context {
             return Ok(());
         }
         let (first, mut done) = (self.size, 0);
-        while let Some(piece) = self.model.plan().piece(self.n_rows - done) {
+        while let Some(piece) = self.model.plan().piece(self.n_items, self.n_rows - done) {
             let (n, steps) = (piece.n, piece.steps.clone());
             self.steps = steps;
             self.at(first + done);
@@ -552,7 +555,8 @@ impl Context {
             if given.len() != expected {
                 return Err(RunError::Size { tensor: tensor(), expected, given: given.len() });
             }
-            let to_next = if of_port.in_items { of_port.n_bytes_at(self.size) } else { 0 };
+            let are_apart = of_port.in_items && plan.pieces.is_empty();
+            let to_next = if are_apart { of_port.n_bytes_at(self.size) } else { 0 };
             let is_aligned = [given.as_ptr() as usize, to_next].iter().all(|start| start.is_multiple_of(port.align));
             if !given.is_empty() && !is_aligned {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
@@ -565,22 +569,22 @@ impl Context {
     /// group.
     fn pass(&mut self, places: Range<usize>, [at, in_group]: [i64; 2], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
         let plan = self.model.plan();
-        let before = |port: &Port| {
+        let before = |port: &Port, item: usize| {
             let tensor = &plan.tensors[port.tensor];
             match () {
-                () if tensor.in_items => tensor.n_bytes_at(self.size) * at as usize,
+                () if plan.pieces.is_empty() && tensor.in_items => tensor.n_bytes_at(self.size) * at as usize,
                 () if plan.pieces.is_empty() || tensor.open.is_none() => 0,
-                () => tensor.n_bytes_at(at),
+                () => (tensor.n_bytes_at(at) + item * tensor.n_bytes_at(self.n_rows)) / tensor.n_outer(),
             }
         };
-        for Passed { at: place, base, offset, pitch } in &self.passed[places] {
+        for Passed { at: place, base, item, offset, pitch } in &self.passed[places] {
             let (start, n_bytes, before) = match base {
                 BaseMemory::Input(input) => {
                     let given = inputs[*input];
-                    (given.as_ptr().cast_mut(), given.len(), before(&self.model.inputs()[*input]))
+                    (given.as_ptr().cast_mut(), given.len(), before(&self.model.inputs()[*input], *item))
                 }
                 BaseMemory::Output(output) => {
-                    let before = before(&self.model.outputs()[*output]);
+                    let before = before(&self.model.outputs()[*output], *item);
                     (outputs[*output].as_mut_ptr(), outputs[*output].len(), before)
                 }
                 BaseMemory::Arena => {

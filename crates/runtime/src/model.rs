@@ -610,11 +610,19 @@ impl PlanChecker<'_> {
             let (index, ports) = match tensor.place {
                 Place::Input(at) => (at, &inputs),
                 Place::Output(at) => (at, &outputs),
-                Place::Arena(_) | Place::Constant(_) | Place::State(_) => continue,
+                Place::State(index) => {
+                    // The first tensor of a state says how much memory there is.
+                    let whole = self.plan.states().nth(index);
+                    let fits = whole.is_some_and(|whole| tensor.n_bytes() <= whole.n_bytes());
+                    let error = || PlanError::Interface { tensor: tensor.name.clone(), index };
+                    fits.then_some(()).ok_or_else(error)?;
+                    continue;
+                }
+                Place::Arena(_) | Place::Constant(_) => continue,
             };
             let is_of_piece = |port: &Port| {
                 let whole = &self.plan.tensors[port.tensor];
-                self.plan.pieces.iter().any(|piece| whole.n_bytes_at(piece.n) == tensor.n_bytes())
+                self.plan.pieces.iter().any(|piece| whole.n_bytes_of(piece.n, piece.items) == tensor.n_bytes())
             };
             let at = if matches!(tensor.place, Place::Input(_)) { index } else { inputs.len() + index };
             let is_of = |member: &Member| {
@@ -682,30 +690,41 @@ impl PlanChecker<'_> {
     /// Checks that pieces have steps, start at sizes for which states have room, and can make up every number
     /// of rows.
     fn pieces(&self) -> Result<(), PlanError> {
-        let Plan { pieces, rows, .. } = self.plan;
+        let Plan { pieces, rows, items, .. } = self.plan;
         let wrong = |index: usize| PlanError::Missing { step: "pieces".to_owned(), what: "piece", index };
         for (index, piece) in pieces.iter().enumerate() {
-            let is_last = index + 1 == pieces.len();
             let fits = piece.n > 0
                 && piece.n + piece.most <= self.plan.capacity()
                 && piece.steps.end <= self.plan.steps.len()
-                && (is_last && piece.n == self.plan.appends || !is_last && piece.n > pieces[index + 1].n)
                 && piece.n % self.plan.appends.max(1) == 0;
             fits.then_some(()).ok_or_else(|| wrong(index))?;
         }
-        let (first, last) = (pieces.first().map(|piece| piece.n), pieces.last().map(|piece| piece.n));
-        let is_made_up = match rows {
-            Some(rows) => first == Some(rows.most) && last == Some(rows.least) && rows.step == rows.least,
-            None => pieces.is_empty(),
+        let most_rows = rows.as_ref().map_or(self.plan.appends, |rows| rows.most);
+        let mut numbers = Vec::new();
+        for of_items in pieces.chunk_by(|a, b| a.items == b.items) {
+            let is_made_up = of_items[0].n == most_rows
+                && of_items[of_items.len() - 1].n == self.plan.appends
+                && of_items.is_sorted_by(|a, b| a.n > b.n);
+            is_made_up.then_some(()).ok_or_else(|| wrong(pieces.len()))?;
+            numbers.push(of_items[0].items);
+        }
+        let is_whole = match (rows, items) {
+            (Some(rows), _) if rows.step != rows.least || rows.least != self.plan.appends => false,
+            (_, Some(items)) if !pieces.is_empty() => {
+                numbers == (items.least..=items.most).rev().step_by(items.step as usize).collect::<Vec<_>>()
+            }
+            (None, _) => pieces.is_empty(),
+            (Some(_), _) => numbers == [1],
         };
-        is_made_up.then_some(()).ok_or_else(|| wrong(pieces.len()))?;
-        // Items are independent: they have no states, and no open rows.
+        is_whole.then_some(()).ok_or_else(|| wrong(pieces.len()))?;
+        // Items that run one by one are independent: they have no states, and no open rows.
         let have_items = self.plan.tensors.iter().filter(|tensor| tensor.in_items);
-        let is_apart = |tensor: &PlanTensor| {
-            tensor.shape.first() == Some(&1) && matches!(tensor.place, Place::Input(_) | Place::Output(_))
+        let is_of = |tensor: &PlanTensor, n: usize| {
+            tensor.shape.first() == Some(&n) && matches!(tensor.place, Place::Input(_) | Place::Output(_))
         };
-        let fits = match self.plan.items {
-            Some(_) => pieces.is_empty() && self.plan.states().next().is_none() && have_items.clone().all(is_apart),
+        let fits = match items {
+            Some(items) if !pieces.is_empty() => have_items.clone().all(|tensor| is_of(tensor, items.most as usize)),
+            Some(_) => self.plan.states().next().is_none() && have_items.clone().all(|tensor| is_of(tensor, 1)),
             None => have_items.clone().next().is_none(),
         };
         fits.then_some(()).ok_or_else(|| PlanError::Missing { step: "items".to_owned(), what: "item", index: 0 })
@@ -947,7 +966,11 @@ impl PlanChecker<'_> {
             Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => usize::MAX,
         };
         let end = slice.offset.checked_add(slice.n_bytes);
-        if end.is_none_or(|end| end > tensor.n_bytes()) || tensor.n_bytes() > room {
+        // Rows of different items are not contiguous.
+        let item = |offset: usize| self.plan.item_of(&TensorSlice { offset, ..*slice }).0;
+        let is_of_items = slice.n_bytes > 0 && matches!(tensor.place, Place::Input(_) | Place::Output(_));
+        let is_split = is_of_items && item(slice.offset) != item(slice.offset.saturating_add(slice.n_bytes - 1));
+        if end.is_none_or(|end| end > tensor.n_bytes()) || tensor.n_bytes() > room || is_split {
             return Err(PlanError::Outside { step: step.name.clone(), tensor: tensor.name.clone() });
         }
         if !slice.offset.is_multiple_of(tensor.dtype.bytes() as usize) {

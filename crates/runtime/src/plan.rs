@@ -82,7 +82,8 @@ pub struct PlanTensor {
     /// Open dimension: its index and its size in a run, at most as in the shape. A run uses only the
     /// beginning of the memory; callers pass inputs and outputs packed.
     pub open: Option<(usize, RunSize)>,
-    /// Whether the first dimension of an input or output, whose size here is 1, counts the items of a run.
+    /// Whether the first dimension of an input or output counts the items of a run: here 1, or the most if
+    /// pieces process all items at once.
     pub in_items: bool,
 }
 
@@ -120,7 +121,16 @@ impl PlanTensor {
 
     /// Bytes in a run of `n_items` items, at a size of the model's open dimension. Allocates nothing.
     pub fn n_bytes_of(&self, size: i64, n_items: i64) -> usize {
-        self.n_bytes_at(size) * if self.in_items { n_items as usize } else { 1 }
+        match self.in_items {
+            true => self.n_bytes_at(size) / self.shape[0].max(1) * n_items as usize,
+            false => self.n_bytes_at(size),
+        }
+    }
+
+    /// Number of places at which rows along the open dimension begin: the elements of the dimensions before
+    /// it.
+    pub fn n_outer(&self) -> usize {
+        self.open.map_or(1, |(axis, _)| self.shape[..axis].iter().product())
     }
 }
 
@@ -311,11 +321,13 @@ pub struct StepCondition {
     pub outer: Option<usize>,
 }
 
-/// Piece: steps that process a fixed number of rows, such as a chunk of a prompt. A run of more rows consists
-/// of several pieces.
+/// Piece: steps that process a fixed number of rows, such as a chunk of a prompt, of each of a fixed number
+/// of items. A run of more rows consists of several pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Number of rows.
+    /// Number of items; 1 if it is not open.
+    pub items: i64,
+    /// Number of rows of an item.
     pub n: i64,
     /// Largest size of the open dimension at which it can start.
     pub most: i64,
@@ -419,12 +431,12 @@ pub struct Plan {
     /// rather than the dimension's.
     pub rows: Option<OpenDimension>,
     /// Open number of independent items of a run, such as a batch, if any: all steps run for one item after
-    /// the other.
+    /// the other, unless pieces process all items at once.
     pub items: Option<OpenDimension>,
     /// Steps that process several items at once, if any.
     pub together: Option<Together>,
-    /// Pieces that runs consist of, largest first, all multiples of the smallest; empty if each run executes
-    /// all steps.
+    /// Pieces that runs consist of, those of the most items and then of the most rows first, all rows
+    /// multiples of the smallest; empty if each run executes all steps.
     pub pieces: Vec<Piece>,
     /// Members, one of which each run executes, if each size has steps of its own. Tensors of inputs and
     /// outputs are those of the largest sizes.
@@ -445,9 +457,23 @@ impl Plan {
         self.tensors.len() - 1
     }
 
-    /// Piece that a run of `n` rows starts with; `None` if it executes all steps.
-    pub fn piece(&self, n: i64) -> Option<&Piece> {
-        self.pieces.iter().find(|piece| piece.n <= n)
+    /// Piece that a run of `n` rows of each of `items` items starts with; `None` if it executes all steps.
+    pub fn piece(&self, items: i64, n: i64) -> Option<&Piece> {
+        self.pieces.iter().find(|piece| piece.items == items && piece.n <= n)
+    }
+
+    /// Item whose rows a slice of an input or output begins in, and the offset from the first of them. Items
+    /// are those of a piece that has its rows behind another dimension; otherwise there is one.
+    pub fn item_of(&self, slice: &TensorSlice) -> (usize, usize) {
+        let own = &self.tensors[slice.tensor];
+        let port = self.tensors.iter().find(|tensor| tensor.place == own.place).and_then(|port| port.open);
+        match port.filter(|_| !self.pieces.is_empty()) {
+            Some((axis, _)) => {
+                let n_bytes = own.n_bytes() / own.shape[..axis].iter().product::<usize>().max(1);
+                (slice.offset / n_bytes.max(1), slice.offset % n_bytes.max(1))
+            }
+            None => (0, slice.offset),
+        }
     }
 
     /// Capacity of the states: the largest length of their open dimension.

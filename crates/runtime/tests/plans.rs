@@ -240,7 +240,7 @@ fn by_pieces(change: fn(&mut Plan)) -> Result<Model, PlanError> {
         {
             plan.steps.push(PlanStep { name: name.to_owned(), work, guard: None });
         }
-        plan.pieces.push(Piece { n: n as i64, most: 6 - n as i64, steps: start..start + 2 });
+        plan.pieces.push(Piece { items: 1, n: n as i64, most: 6 - n as i64, steps: start..start + 2 });
     }
     change(&mut plan);
     Model::new(plan, Vec::new())

@@ -85,6 +85,8 @@ pub struct Library {
     rows: Option<OpenDimension>,
     /// Items, if runs set their number.
     items: Option<OpenDimension>,
+    /// Whether runs consist of pieces.
+    has_pieces: bool,
     /// Sizes that have separate steps.
     sized: Option<Members>,
     /// Shapes of the inputs, followed by those of the outputs, at each of these sizes.
@@ -186,6 +188,7 @@ impl Library {
             dim: plan.dim.clone().filter(|_| plan.members.is_none()),
             rows: plan.rows.clone(),
             items: plan.items.clone(),
+            has_pieces: !plan.pieces.is_empty(),
             sized: plan.members.clone(),
             has_open_steps: plan.dim.is_some(),
             member_shapes: each.map(|member| member.ports.iter().map(shape).collect()).collect(),
@@ -359,6 +362,7 @@ impl Library {
             is_open,
             has_states,
             has_rows,
+            has_pieces: self.has_pieces,
             has_members: self.sized.is_some(),
             items_of: items_of(&self.items, &self.dim),
         }
@@ -469,6 +473,7 @@ struct LibraryKind {
     is_open: bool,
     has_states: bool,
     has_rows: bool,
+    has_pieces: bool,
     has_members: bool,
     items_of: ItemsOf,
 }
@@ -494,7 +499,7 @@ fn items_of(items: &Option<OpenDimension>, dim: &Option<OpenDimension>) -> Items
 
 /// Lines of a template that are for all libraries or for this kind.
 fn of_kind(template: &'static str, kind: LibraryKind) -> String {
-    let LibraryKind { is_for_gpu, is_open, has_states, has_rows, has_members, items_of } = kind;
+    let LibraryKind { is_for_gpu, is_open, has_states, has_rows, has_pieces, has_members, items_of } = kind;
     let (has_items, is_pair) = (items_of != ItemsOf::Nothing, items_of == ItemsOf::Another);
     let kinds = [
         ("@GPU@", is_for_gpu),
@@ -509,15 +514,17 @@ fn of_kind(template: &'static str, kind: LibraryKind) -> String {
         ("@STATE@", has_states),
         ("@NOSTATE@", !has_states),
         ("@ROWS@", has_rows),
-        ("@NOROWS@", !has_rows && !has_members),
+        ("@SIZES@", is_open && !has_members && !has_rows),
+        ("@PIECES@", has_pieces),
+        ("@BATCHES@", has_pieces && has_items),
+        ("@NOPIECES@", !has_pieces && !has_members),
         ("@ITEMS@", has_items),
+        ("@APART@", has_items && !has_pieces),
         ("@PAIR@", is_pair),
         ("@SOLE@", items_of == ItemsOf::OpenDimension),
-        ("@PARTS@", has_rows || is_pair),
-        ("@COUNTED@", has_rows || has_items),
-        ("@WHOLE@", !has_rows && !has_items),
-        ("@ONEDIM@", is_open && !has_members && !has_rows && !is_pair),
+        ("@WHOLE@", !has_pieces && !has_items),
         ("@ALONE@", has_states && !has_rows),
+        ("@APPENDS@", has_states && !has_pieces),
         ("@RANGE@", is_open && !has_members && !has_states),
         ("@SIZED@", (is_open || has_members) && !has_states),
     ];

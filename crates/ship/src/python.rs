@@ -14,6 +14,7 @@ pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
     let tag = format!("py3-none-manylinux2014_{}", library.arch().name());
     let package = of_kind(include_str!("../templates/package.py"), library.kind())
         .replace("@ORIGIN@", &format!("{:?}", library.origin.join("\n")))
+        .replace("@ITEMS_AT@", if library.rows.is_some() { "2" } else { "1" })
         .replace("@SIZE_AT@", if library.rows.is_some() { "1" } else { "0" })
         .replace(
             "@AT_SIZE@",

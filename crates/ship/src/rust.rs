@@ -58,7 +58,7 @@ fn source(library: &Library) -> String {
             }
         };
         if tensor.in_items {
-            n_at += " * self.rows as usize";
+            n_at += " * self.items as usize";
         }
         SliceParameter { name, ty: rust_type(tensor.dtype), n_elements, n_at, is_output }
     };
@@ -84,15 +84,20 @@ fn source(library: &Library) -> String {
             format!("//! let {}{} = vec![{zero}{}; {}];\n", mutable(p), p.name, p.ty, p.n_elements)
         })
         .collect();
-    let rows = library.rows.as_ref().or(library.items.as_ref());
-    let set = rows.map(|rows| format!("//! context.set_dim({:?}, {})?;\n", rows.name, rows.most));
+    let (rows, items) = (library.rows.as_ref(), library.items.as_ref());
+    let set = |dim: &OpenDimension| format!("//! context.set_dim({:?}, {})?;\n", dim.name, dim.most);
     let example = format!(
         "{made}{}//! context.run({})?;",
-        set.unwrap_or_default(),
+        rows.into_iter().chain(items).map(set).collect::<String>(),
         joined(&all, &|p| format!("&{}{}", mutable(p), p.name))
     );
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
     let of_rows = |text: &dyn Fn(&OpenDimension) -> String| rows.map_or(String::new(), text);
+    let of_items = |text: &dyn Fn(&OpenDimension) -> String| items.map_or(String::new(), text);
+    let mut fields = "context, size: @FIRST@".to_owned();
+    fields += if rows.is_some() { ", rows: @LEAST_ROWS@" } else { "" };
+    fields += if items.is_some() { ", items: @MOST_ITEMS@" } else { "" };
+    let made_of_fields = format!("Ok(Context {{ {fields} }})");
     let text = of_kind(include_str!("../templates/lib.rs.txt"), library.kind())
         .replace("@ORIGIN@", &origin.join("\n//!\n"))
         .replace("@EXAMPLE@", &example)
@@ -106,14 +111,10 @@ fn source(library: &Library) -> String {
         .replace("@FIELD@", if library.has_dims() { "context" } else { "0" })
         .replace(
             "@MADE@",
-            match (&library.dim, rows) {
-                (None, _) if library.sized.is_some() => "Ok(Context { context, member: &MEMBERS[0] })",
-                (None, _) => "Ok(Context(context))",
-                (Some(_), None) => "Ok(Context { context, size: @FIRST@ })",
-                (Some(_), Some(_)) if library.items.is_some() => {
-                    "Ok(Context { context, size: @FIRST@, rows: @MOST_ROWS@ })"
-                }
-                (Some(_), Some(_)) => "Ok(Context { context, size: @FIRST@, rows: @LEAST_ROWS@ })",
+            match &library.dim {
+                None if library.sized.is_some() => "Ok(Context { context, member: &MEMBERS[0] })",
+                None => "Ok(Context(context))",
+                Some(_) => &made_of_fields,
             },
         )
         .replace(
@@ -122,7 +123,17 @@ fn source(library: &Library) -> String {
                 (if library.states.is_empty() { dim.most } else { dim.least }).to_string()
             }),
         )
-        .replace("@ROWS_AT@", if library.items == library.dim { "0" } else { "1" })
+        .replace(
+            "@ITEMS_AT@",
+            match (items == library.dim.as_ref(), rows) {
+                (true, _) => "0",
+                (false, None) => "1",
+                (false, Some(_)) => "2",
+            },
+        )
+        .replace("@ITEMS_NAME@", &of_items(&|items| items.name.escape_default().to_string()))
+        .replace("@LEAST_ITEMS@", &of_items(&|items| items.least.to_string()))
+        .replace("@MOST_ITEMS@", &of_items(&|items| items.most.to_string()))
         .replace("@ROWS_NAME@", &of_rows(&|rows| rows.name.escape_default().to_string()))
         .replace("@LEAST_ROWS@", &of_rows(&|rows| rows.least.to_string()))
         .replace("@MOST_ROWS@", &of_rows(&|rows| rows.most.to_string()))

@@ -90,12 +90,12 @@ typedef struct net_step {
 @DIM@    int64_t factor, term, divisor, multiple;
 @DIM@} net_size;
 @RANGED@
-@ROWS@/* Steps that add a number of rows to states: a run of more is one piece after the other. */
-@ROWS@typedef struct net_piece {
-@ROWS@    int64_t n;
-@ROWS@    size_t first, end;
-@ROWS@} net_piece;
-@ROWS@
+@PIECES@/* Steps that add a number of rows to states of so many items: a run of more rows is one piece after the other. */
+@PIECES@typedef struct net_piece {
+@PIECES@    int64_t n_items, n;
+@PIECES@    size_t first, end;
+@PIECES@} net_piece;
+@PIECES@
 /* A truth that has to hold, or not to, and another guard beside it. */
 typedef struct net_guard {
     uint32_t address, holds, outer;
@@ -363,7 +363,7 @@ struct net_context {
     void *scratch;
     pid_t process;
     void *addresses[NET_ADDRESSES + 1];
-@ROWS@    int64_t n_rows;
+@PIECES@    int64_t n_rows;
 @ITEMS@    int64_t n_items;
 @STATE@    char *own_states;
 @STATE@    void *states[NET_STATES];
@@ -547,26 +547,23 @@ static int net_make(net_context *context) {
 @STATE@    return fits ? NET_OK : NET_BAD_SIZE;
 @STATE@}
 @STATE@
-@ONEDIM@NET_API size_t net_dims(void) { return 1; }
-@ONEDIM@NET_API const net_dimension *net_dim(size_t i) { return i == 0 ? &net_the_dimension : NULL; }
-@ROWS@NET_API size_t net_dims(void) { return 2; }
-@ROWS@NET_API const net_dimension *net_dim(size_t i) {
-@ROWS@    return i == 0 ? &net_the_dimension : i == 1 ? &net_of_rows : NULL;
-@ROWS@}
-@PAIR@NET_API size_t net_dims(void) { return 2; }
-@PAIR@NET_API const net_dimension *net_dim(size_t i) {
-@PAIR@    return i == 0 ? &net_the_dimension : i == 1 ? &net_of_items : NULL;
-@PAIR@}
+@RANGED@static const net_dimension *const net_all_dimensions[] = {
+@RANGED@    &net_the_dimension,
+@ROWS@    &net_of_rows,
+@PAIR@    &net_of_items,
+@RANGED@};
+@RANGED@
+@RANGED@NET_API size_t net_dims(void) { return sizeof net_all_dimensions / sizeof *net_all_dimensions; }
+@RANGED@NET_API const net_dimension *net_dim(size_t i) { return i < net_dims() ? net_all_dimensions[i] : NULL; }
 @RANGED@
 @RANGED@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
 @RANGED@    const net_dimension *dim = net_dim(i);
 @RANGED@    if (!context) return NET_BAD_ARGUMENT;
 @RANGED@    if (!dim || size < dim->least || size > dim->most || (size - dim->least) % dim->step) return NET_BAD_SIZE;
 @RANGED@    if (!net_begin_use(&context->owner)) return NET_BUSY;
-@ROWS@    if (i == 1) context->n_rows = size;
-@PAIR@    if (i == 1) context->n_items = size;
-@PARTS@    else net_take_size(context, size);
-@ONEDIM@    net_take_size(context, size);
+@RANGED@    if (dim == &net_the_dimension) net_take_size(context, size);
+@ROWS@    if (dim == &net_of_rows) context->n_rows = size;
+@PAIR@    if (dim == &net_of_items) context->n_items = size;
 @SOLE@    context->n_items = size;
 @RANGED@    net_end_use(&context->owner);
 @RANGED@    return NET_OK;
@@ -578,8 +575,7 @@ static int net_make(net_context *context) {
 @RANGED@    const net_size *open = is_output ? &net_output_sizes[i] : &net_input_sizes[i];
 @RANGED@    for (int32_t at = 0; at < tensor->rank; at++)
 @ROWS@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->n_rows) : tensor->shape[at];
-@ONEDIM@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
-@PAIR@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
+@SIZES@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
 @ITEMS@    if (is_output ? net_output_items[i] : net_input_items[i]) shape[0] = context->n_items;
 @RANGED@    return NET_OK;
 @RANGED@}
@@ -664,7 +660,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
 @MEMBER@    context->member = net_members;
 @OPENED@    net_take_size(context, net_members->sizes[NET_OPENED]);
 @STATE@    net_take_size(context, net_the_dimension.least);
-@ROWS@    context->n_rows = net_of_rows.least;
+@PIECES@    context->n_rows = NET_APPENDS;
 @ITEMS@    context->n_items = net_of_items.most;
 @STATE@    context->own_states = tensors + net_rounded(NET_TENSOR_BYTES);
 @STATE@    for (size_t i = 0; i != NET_STATES; i++) net_place_state(context, i, NULL);
@@ -704,44 +700,47 @@ static int net_is_needed(const net_context *context, uint32_t guard) {
     return 1;
 }
 
-@ROWS@/* Bytes of an input, or of an output, ahead of a row. */
-@ROWS@static size_t net_bytes_before(const net_address *address, int64_t row) {
+@ROWS@/* Bytes of an input, or of an output, ahead of a row of what an address is part of. */
+@ROWS@static size_t net_bytes_before(const net_context *context, size_t passed, int64_t row) {
+@ROWS@    const net_address *address = &net_addresses[net_passed[passed]];
 @ROWS@    int is_input = address->base == NET_IN_INPUT;
 @ROWS@    const net_tensor *tensor = is_input ? &net_input_table[address->index] : &net_output_table[address->index];
 @ROWS@    const net_size *open = is_input ? &net_input_sizes[address->index] : &net_output_sizes[address->index];
-@ROWS@    return open->factor ? tensor->bytes / (size_t)net_of_rows.most * (size_t)row : 0;
+@ROWS@    size_t outer = (is_input ? net_input_outer : net_output_outer)[address->index];
+@ROWS@    size_t rows = (size_t)row + net_item_of_passed[passed] * (size_t)context->n_rows;
+@ROWS@    return open->factor ? tensor->bytes / outer / (size_t)net_of_rows.most * rows : 0;
 @ROWS@}
 @ROWS@
-@ROWS@/* Makes some rows of outputs of those of inputs that were checked, in a context that is in use. */
-@ROWS@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs,
-@ROWS@                         const net_piece *piece, int64_t row) {
-@ITEMS@/* Bytes of an input, or of an output, ahead of an item. */
-@ITEMS@static size_t net_bytes_before(const net_context *context, const net_address *address, int64_t item) {
-@ITEMS@    int is_input = address->base == NET_IN_INPUT;
-@ITEMS@    const net_tensor *tensor = is_input ? &net_input_table[address->index] : &net_output_table[address->index];
-@ITEMS@    const net_size *open = is_input ? &net_input_sizes[address->index] : &net_output_sizes[address->index];
-@ITEMS@    if (!(is_input ? net_input_items[address->index] : net_output_items[address->index])) return 0;
-@ITEMS@    size_t bytes = tensor->type_bits / 8 * (size_t)item;
-@ITEMS@    for (int32_t at = 1; at < tensor->rank; at++)
-@ITEMS@        bytes *= (size_t)(tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at]);
-@ITEMS@    return bytes;
-@ITEMS@}
-@ITEMS@
-@ITEMS@/* Makes an item of outputs of those of inputs that were checked, in a context that is in use. */
-@ITEMS@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs, int64_t item) {
+@PIECES@/* Makes some rows of outputs of those of inputs that were checked, in a context that is in use. */
+@PIECES@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs,
+@PIECES@                         const net_piece *piece, int64_t row) {
+@APART@/* Bytes of an input, or of an output, ahead of an item. */
+@APART@static size_t net_bytes_before(const net_context *context, const net_address *address, int64_t item) {
+@APART@    int is_input = address->base == NET_IN_INPUT;
+@APART@    const net_tensor *tensor = is_input ? &net_input_table[address->index] : &net_output_table[address->index];
+@APART@    const net_size *open = is_input ? &net_input_sizes[address->index] : &net_output_sizes[address->index];
+@APART@    if (!(is_input ? net_input_items[address->index] : net_output_items[address->index])) return 0;
+@APART@    size_t bytes = tensor->type_bits / 8 * (size_t)item;
+@APART@    for (int32_t at = 1; at < tensor->rank; at++)
+@APART@        bytes *= (size_t)(tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at]);
+@APART@    return bytes;
+@APART@}
+@APART@
+@APART@/* Makes an item of outputs of those of inputs that were checked, in a context that is in use. */
+@APART@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs, int64_t item) {
 @WHOLE@/* Makes outputs of inputs that were checked, in a context that is in use. */
 @WHOLE@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
     for (size_t i = 0; i != NET_PASSED; i++) {
         const net_address *address = &net_addresses[net_passed[i]];
         char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
-@ROWS@        start += net_bytes_before(address, row);
-@ITEMS@        start += net_bytes_before(context, address, item);
+@ROWS@        start += net_bytes_before(context, i, row);
+@APART@        start += net_bytes_before(context, address, item);
         context->addresses[net_passed[i]] = start + address->offset;
     }
     net_runtime alone = {NULL, net_in_order}, together = net_together(context);
-@NOROWS@    for (size_t i = 0; i != NET_STEPS; i++) {
+@NOPIECES@    for (size_t i = 0; i != NET_STEPS; i++) {
 @MEMBER@    for (size_t i = context->member->first; i != context->member->end; i++) {
-@ROWS@    for (size_t i = piece->first; i != piece->end; i++) {
+@PIECES@    for (size_t i = piece->first; i != piece->end; i++) {
         const net_step *step = &net_steps[i];
         void *const *addresses = &context->addresses[step->first];
         int code = NET_OK;
@@ -790,18 +789,20 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
 @STATE@        return NET_BAD_SIZE;
 @STATE@    }
 @WHOLE@    int code = net_run_steps(context, inputs, outputs);
-@ITEMS@    int code = NET_OK;
-@ITEMS@    for (int64_t item = 0; item != context->n_items && code == NET_OK; item++)
-@ITEMS@        code = net_run_steps(context, inputs, outputs, item);
-@ROWS@    int code = NET_OK;
-@ROWS@    int64_t past = context->size, done = 0;
-@ROWS@    for (const net_piece *piece = net_pieces; piece->n && code == NET_OK; piece++)
-@ROWS@        for (; code == NET_OK && context->n_rows - done >= piece->n; done += piece->n) {
-@ROWS@            net_take_size(context, past + done);
-@ROWS@            code = net_run_steps(context, inputs, outputs, piece, done);
-@ROWS@        }
-@ROWS@    context->size = code == NET_OK ? past + done : past;
-@ALONE@    if (code == NET_OK) net_take_size(context, context->size + NET_APPENDS);
+@APART@    int code = NET_OK;
+@APART@    for (int64_t item = 0; item != context->n_items && code == NET_OK; item++)
+@APART@        code = net_run_steps(context, inputs, outputs, item);
+@PIECES@    int code = NET_OK;
+@PIECES@    int64_t past = context->size, done = 0;
+@PIECES@    for (const net_piece *piece = net_pieces; piece->n && code == NET_OK; piece++) {
+@BATCHES@        if (piece->n_items != context->n_items) continue;
+@PIECES@        for (; code == NET_OK && context->n_rows - done >= piece->n; done += piece->n) {
+@PIECES@            net_take_size(context, past + done);
+@PIECES@            code = net_run_steps(context, inputs, outputs, piece, done);
+@PIECES@        }
+@PIECES@    }
+@PIECES@    context->size = code == NET_OK ? past + done : past;
+@APPENDS@    if (code == NET_OK) net_take_size(context, context->size + NET_APPENDS);
     net_end_use(&context->owner);
     return code;
 }

@@ -133,7 +133,8 @@ int net_create(const net_options *options, net_context **context);
 @ROWS@ * much the states have that are bound, dimension 0; runs say so themselves. Allocates nothing. */
 @SIZED@/* Sets the size of a dimension for the runs of a context that follow; until then it is the largest. Allocates
 @SIZED@ * nothing. */
-@PAIR@/* Dimension 1 is the number of items of a run, which the inputs and outputs of that first dimension have. */
+@PAIR@/* The last dimension is the number of items of a run, which the inputs and outputs of that first dimension have. */
+@BATCHES@/* Until it is set it is the largest; states of fewer items are the first ones of those of the most. */
 @DIMS@int net_set_dim(net_context *context, size_t i, int64_t size);
 @DIMS@/* The shape of an input, or of an output, in the next run of a context. */
 @DIMS@int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape);

@@ -227,7 +227,7 @@ class Context:
 @MEMBER@            for at, size in enumerate(member["sizes"]):
 @MEMBER@                _check(_library.net_set_dim(self._context, at, size))
 @ROWS@            _check(_library.net_set_dim(self._context, 1, size))
-@PAIR@            _check(_library.net_set_dim(self._context, 1, n_items))
+@PAIR@            _check(_library.net_set_dim(self._context, @ITEMS_AT@, n_items))
 @SOLE@            _check(_library.net_set_dim(self._context, 0, n_items))
             _check(_library.net_run(self._context, addresses(given), addresses(made)))
         return [entry[2] for entry in made]

@@ -14,7 +14,7 @@ use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{
     CompileError, CompileOptions, Compiled, Fused, Given, MOST_NETS, OpenError, all_inputs, compile_known, feed,
-    n_combinations, open_beside, open_items, open_or_repeat, open_pieces, open_sized, read_model,
+    n_combinations, open_batches, open_beside, open_items, open_or_repeat, open_pieces, open_sized, read_model,
 };
 use tilewright_runtime::OpenDimension;
 
@@ -197,9 +197,6 @@ impl BindingArgs {
             return refuse("another dimension has several sizes already (give a number)");
         }
         let ranges = self.ranges()?;
-        if ranges.len() > 1 {
-            return refuse("several sizes go with one range, that of a past (give one a number)");
-        }
         if ranges.is_empty() {
             return refuse("several sizes go with the range of a past (give --dim PAST=0..MOST, or a number)");
         }
@@ -257,6 +254,23 @@ fn is_batch_of(graph: &Graph, batch: &OpenDimension, other: &OpenDimension) -> b
     let is = |own: &DimOfModel, dim: &OpenDimension| matches!(own, DimOfModel::Named(name) if *name == dim.name);
     let is_first = |dims: &[DimOfModel]| dims.iter().skip(1).all(|own| !is(own, batch));
     inputs().all(|dims| is_first(dims) && dims.first().is_none_or(|own| !is(own, other)))
+}
+
+/// Whether a dimension is the length of a cache, the third dimension of inputs.
+fn is_past(graph: &Graph, dim: &OpenDimension) -> bool {
+    let inputs = graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_deref());
+    inputs.into_iter().any(|dims| matches!(dims, [_, _, DimOfModel::Named(name), _] if *name == dim.name))
+}
+
+/// Hint that a mask hides the end of one of the dimensions, if there is one.
+fn masked_hint(graph: &Graph, dims: [&OpenDimension; 2]) -> Option<String> {
+    let masks = graph.inputs.iter().map(|&id| graph.value(id)).filter(|value| value.name.ends_with("attention_mask"));
+    let length = |value: &Value| match value.declared.as_ref()?.dims.as_deref()? {
+        [_, DimOfModel::Named(name)] if dims.iter().any(|dim| dim.name == *name) => Some(name.clone()),
+        _ => None,
+    };
+    let mut found = masks.filter_map(|value| Some((length(value)?, value.name.clone())));
+    found.next().map(|(dim, mask)| format!("give {dim} its largest number, and hide the rest by {mask}"))
 }
 
 /// Names of the dimensions that a binding joins.
@@ -581,7 +595,8 @@ impl ModelArgs {
         for opened in (0..dims.len()).filter(few) {
             match self.sized(model, &dims, Some(opened), rounding, target) {
                 Ok(made) => return Ok(made),
-                Err(error) if dims.len() > 1 => refused = error,
+                // Nets of other sizes have no states in common.
+                Err(error) if dims.len() > 1 && !dims.iter().any(|dim| is_past(&model.graph, dim)) => refused = error,
                 Err(_) => {}
             }
         }
@@ -642,18 +657,35 @@ impl ModelArgs {
                 bad_input(format!("{error}, at {}={size} ({hint})", dim.name))
             })
         };
+        let file_of = |n_items: i64, n: Option<i64>, name: &str, size: i64| {
+            let file = n.map_or_else(|| self.clone(), |n| self.with_tokens(Some((name, n))));
+            items.map_or_else(|| file.clone(), |items| file.at(items, n_items)).at(dim, size)
+        };
         let made = match (self.pieces()?, items) {
             (None, None) => open_or_repeat::<anyhow::Error>(dim, sized),
             (_, Some(items)) if !is_batch_of(&model.graph, items, dim) => Err(bad_input(one_line(&format!(
                 "{} and {} cannot both be open for any size: one would have to be a batch, the first dimension of \
-                 inputs, and the other one behind it (give one a number)",
-                items.name, dim.name
+                 inputs, and the other one behind it ({})",
+                items.name,
+                dim.name,
+                masked_hint(&model.graph, [items, dim]).unwrap_or("give one a number".to_owned())
             )))),
+            // Each item of a cache has its own past.
+            (None, Some(items)) if is_past(&model.graph, dim) => {
+                open_batches::<anyhow::Error>(items, dim, None, |n_items, _, size| {
+                    lower(file_of(n_items, None, "", size))
+                })
+            }
             (None, Some(items)) => open_items::<anyhow::Error>(items, dim, |[n, size], varying| {
                 let file = self.at(items, n).at(dim, size);
                 lower(ModelArgs { bindings: BindingArgs { open: Some(varying.name.clone()), ..file.bindings }, ..file })
             }),
-            (Some((name, numbers)), _) => open_pieces::<anyhow::Error>(dim, &name, &numbers, |n, size| {
+            (Some((name, numbers)), Some(items)) => {
+                open_batches::<anyhow::Error>(items, dim, Some((&name, &numbers)), |n_items, n, size| {
+                    lower(file_of(n_items, n, &name, size))
+                })
+            }
+            (Some((name, numbers)), None) => open_pieces::<anyhow::Error>(dim, &name, &numbers, |n, size| {
                 lower(self.with_tokens(Some((&name, n))).at(dim, size))
             }),
         };

@@ -65,8 +65,8 @@ pub(crate) struct Open {
     /// Number of times that the workload's kernel is repeated, the range of that number, and which arguments
     /// advance with each repetition.
     pub(crate) each: Option<(RunSize, SizeRange, Vec<bool>)>,
-    /// Factor on the bytes of each input and the output that the code assumes as their size, as other pieces
-    /// of a run have more rows; 1 for the rest.
+    /// Number of elements of each input and the output that the code assumes, as other pieces of a run have
+    /// more rows; empty if it assumes no more than there are.
     pub(crate) rooms: Vec<i64>,
 }
 
@@ -79,9 +79,10 @@ impl Kernel {
         }
     }
 
-    /// Factor on the bytes of an input, or of the output behind them, that its code assumes as their size.
-    pub(crate) fn room(&self, argument: usize) -> i64 {
-        self.open.as_ref().and_then(|open| open.rooms.get(argument).copied()).unwrap_or(1)
+    /// Number of elements of an input, or of the output behind them, that its code assumes, if they may be
+    /// more than there are.
+    pub(crate) fn room(&self, argument: usize) -> Option<usize> {
+        self.open.as_ref().and_then(|open| open.rooms.get(argument)).map(|n| *n as usize)
     }
 
     /// Sizes of its code, in order.
@@ -211,7 +212,10 @@ pub struct Fused {
     pub sized: Option<SizedNets>,
     /// Dimension of the rows, for each input and then each output.
     pub(crate) axes_of_rows: Vec<Option<usize>>,
-    /// Independent items whose number each run gives, if any; the net is then for one item.
+    /// Number of items that the net processes, if other numbers have nets of their own; else 1.
+    pub(crate) n_items: i64,
+    /// Independent items whose number each run gives, if any; the net is then for one item, or for the most
+    /// if each number has nets of its own.
     pub items: Option<Items>,
     /// Passes that made the net from a graph.
     pub trace: Trace,
@@ -454,6 +458,7 @@ fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
         pieces: Vec::new(),
         sized: None,
         axes_of_rows: Vec::new(),
+        n_items: 1,
         items: None,
         trace,
     })

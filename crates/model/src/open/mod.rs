@@ -25,7 +25,7 @@ use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, ValueId};
 
 pub(crate) use self::groups::Groups;
 pub use self::items::{open_items, open_or_repeat};
-pub use self::pieces::open_pieces;
+pub use self::pieces::{open_batches, open_pieces};
 pub use self::sized::{MOST_NETS, n_combinations, open_beside, open_sized};
 
 /// Multiple of columns that products with open columns compute: whole vectors on every machine. Columns
@@ -595,6 +595,12 @@ impl Fused {
         let axes = self.open.as_ref()?.axes.get(id.0)?;
         let (axis, size) = axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))?;
         (!is_in_rows(self.net.shape(id), axes)).then_some((axis, size))
+    }
+
+    /// Whether an input or output is not stored as the caller passes it: its open dimension, or that of its
+    /// rows, is not the outermost.
+    pub(crate) fn is_packed_apart(&self, id: ValueId) -> bool {
+        self.open_behind(id).is_some() || self.n_outer_of_rows(id) > 1
     }
 
     /// Whether a dimension of an input or output is a fraction of the open size: a multiple of it divided by

@@ -1,4 +1,5 @@
-//! Language models that process one token per run, or several (chunked prefill): a net for each chunk size.
+//! Language models that process one token per run, or several (chunked prefill), of one sequence or of
+//! several: a net for each chunk size and number of sequences.
 //!
 //! A prompt is processed in chunks, largest first, each with a net and steps of its own. Nets share states,
 //! and weights that kernels read in the same layout: products that differ only in their number of rows are
@@ -11,9 +12,12 @@ use tilewright_ir::gcd;
 use tilewright_ir::op::{Contraction, Epilogue, EpilogueFunction, SizeRange, Structure, Workload};
 use tilewright_runtime::{OpenDimension, RunSize};
 
-use crate::fuse::{Fused, Kernel, Open, Step};
-use crate::net::ValueId;
-use crate::open::OpenError;
+use crate::fuse::{Fused, Items, Kernel, Open, Step};
+use crate::net::{State, ValueId};
+use crate::open::{MOST_NETS, OpenError};
+
+/// Maximum number of places at which rows of an input or output begin: each is copied by itself.
+const MOST_OUTER: i64 = 1024;
 
 /// Combines the nets for several numbers of rows (new tokens), each after a past of dynamic length: `dim` is
 /// the length for the fewest rows, `name` names the rows, `numbers` are ascending, and `lower` makes the net
@@ -27,37 +31,91 @@ pub fn open_pieces<E: From<OpenError>>(
     numbers: &[i64],
     mut lower: impl FnMut(i64, i64) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
+    of_pieces(dim, None, Some((name, numbers)), |_, n, size| lower(n.unwrap_or(1), size))
+}
+
+/// Combines the nets for each number of `items` (sequences of one length) as [`open_pieces`] does for the
+/// numbers of rows, if there are several; `lower` makes the net for a number of items, one of rows, and a
+/// length. States have room for the most items; fewer are the first ones.
+///
+/// # Errors
+/// As [`open_pieces`].
+pub fn open_batches<E: From<OpenError>>(
+    items: &OpenDimension,
+    dim: &OpenDimension,
+    rows: Option<(&str, &[i64])>,
+    mut lower: impl FnMut(i64, Option<i64>, i64) -> Result<Fused, E>,
+) -> Result<Fused, E> {
+    of_pieces(dim, Some(items), rows, |n_items, n, size| lower(n_items.unwrap_or(1), n, size))
+}
+
+/// Combines the nets for the numbers of items and of rows, as far as they are open.
+fn of_pieces<E: From<OpenError>>(
+    dim: &OpenDimension,
+    items: Option<&OpenDimension>,
+    rows: Option<(&str, &[i64])>,
+    mut lower: impl FnMut(Option<i64>, Option<i64>, i64) -> Result<Fused, E>,
+) -> Result<Fused, E> {
+    let name = rows.map(|(name, _)| name).or(items.map(|items| items.name.as_str())).unwrap_or_default();
     let refuse =
         |node: &str, why: String| E::from(OpenError::Node { node: node.to_owned(), why, name: name.to_owned() });
-    let (&least, &most) = match numbers {
-        [least, .., most] if numbers.is_sorted_by(|a, b| a < b) && numbers.iter().all(|n| n % least == 0) => {
-            (least, most)
-        }
-        _ => {
-            let why = format!("has the sizes {numbers:?}, which are to be a number and multiples of it, rising");
-            return Err(refuse(name, why));
-        }
+    let rows = rows.map(|(name, numbers)| rows_of(name, numbers).map_err(|why| refuse(name, why))).transpose()?;
+    let numbers: Vec<Option<i64>> = match &rows {
+        Some((_, numbers)) => numbers.iter().rev().map(|n| Some(*n)).collect(),
+        None => vec![None],
     };
-    let mut pieces = Vec::with_capacity(numbers.len());
-    for &n in numbers.iter().rev() {
-        let own = OpenDimension { most: dim.most + least - n, ..dim.clone() };
-        let made = super::open(&own, |size| lower(n, size))?;
-        if made.net.states.is_empty() {
-            return Err(refuse(&dim.name, "is no past to which runs add".to_owned()));
+    let of_items: Vec<Option<i64>> = match items {
+        Some(items) => (items.least..=items.most).rev().step_by(items.step as usize).map(Some).collect(),
+        None => vec![None],
+    };
+    let n_nets = (numbers.len() * of_items.len()) as i64;
+    if n_nets > MOST_NETS {
+        return Err(refuse(
+            name,
+            format!("has {n_nets} combinations of sizes with nets of their own, more than {MOST_NETS}"),
+        ));
+    }
+    let mut pieces = Vec::with_capacity(n_nets as usize);
+    for n_items in of_items {
+        for &n in &numbers {
+            let later = rows.as_ref().zip(n).map_or(0, |((rows, _), n)| n - rows.least);
+            let own = OpenDimension { most: dim.most - later, ..dim.clone() };
+            let made = super::open(&own, |size| lower(n_items, n, size))?;
+            if made.net.states.is_empty() {
+                return Err(refuse(&dim.name, "is no past to which runs add".to_owned()));
+            }
+            pieces.push(Fused { n_items: n_items.unwrap_or(1), ..made });
         }
-        pieces.push(made);
     }
     let mut whole = pieces.remove(0);
     whole.pieces = pieces;
-    whole.rows = Some(OpenDimension { name: name.to_owned(), least, most, step: least });
-    let ports = whole.ports();
-    let mut axes = Vec::with_capacity(ports.len());
-    for (at, id) in ports.into_iter().enumerate() {
+    whole.rows = rows.map(|(rows, _)| rows);
+    let mut axes = Vec::new();
+    let mut in_items = Vec::new();
+    for (at, id) in whole.ports().into_iter().enumerate() {
         let why = "is no row of as many numbers for each token".to_owned();
-        axes.push(whole.axis_of_rows(at).ok_or_else(|| refuse(&whole.net.value(id).name, why))?);
+        let (has_items, axis) = whole.port(at).ok_or_else(|| refuse(&whole.net.value(id).name, why))?;
+        axes.push(axis);
+        in_items.push(has_items);
     }
+    if let Some(state) = whole.net.states.iter().find(|state| !whole.has_state_in_items(state)) {
+        return Err(refuse(&state.past, "has not its items as its first dimension".to_owned()));
+    }
+    whole.pieces.iter_mut().for_each(|piece| piece.axes_of_rows.clone_from(&axes));
     whole.axes_of_rows = axes;
+    whole.items = items.map(|items| Items { dim: items.clone(), ports: in_items, groups: None });
     Ok(whole)
+}
+
+/// Dimension of rows with these numbers of them, which are to be ascending multiples of the first.
+fn rows_of<'n>(name: &str, numbers: &'n [i64]) -> Result<(OpenDimension, &'n [i64]), String> {
+    match numbers {
+        [least, .., most] if numbers.is_sorted_by(|a, b| a < b) && numbers.iter().all(|n| n % least == 0) => {
+            let (least, most) = (*least, *most);
+            Ok((OpenDimension { name: name.to_owned(), least, most, step: least }, numbers))
+        }
+        _ => Err(format!("has the sizes {numbers:?}, which are to be a number and multiples of it, rising")),
+    }
 }
 
 impl Fused {
@@ -80,30 +138,52 @@ impl Fused {
         self.net.inputs.iter().chain(&self.net.outputs).copied().collect()
     }
 
-    /// Dimension of an input, or of an output (numbered after the inputs), that counts the rows of a run:
-    /// `Some(None)` if there is none, `None` if the tensor is not stored row by row in all pieces.
-    fn axis_of_rows(&self, port: usize) -> Option<Option<usize>> {
-        let mut found: BTreeSet<Option<usize>> = BTreeSet::new();
+    /// Whether the first dimension of an input, or of an output (numbered after the inputs), counts the items
+    /// of a run, and the dimension that counts its rows, if any; `None` if the tensor is not stored row by
+    /// row in all pieces.
+    fn port(&self, port: usize) -> Option<(bool, Option<usize>)> {
         let id = *self.ports().get(port)?;
-        let (whole, n_whole) = (self.net.shape(id), self.n_rows());
+        let whole = self.net.shape(id);
+        let mut own = Vec::new();
         for form in self.forms() {
-            let own = *form.ports().get(port)?;
-            let (shape, n) = (form.net.shape(own), form.n_rows());
-            let is_open = form.open.as_ref().is_some_and(|open| open.axes[own.0].iter().any(Option::is_some));
-            if is_open || shape.len() != whole.len() {
+            let id = *form.ports().get(port)?;
+            let is_open = form.open.as_ref().is_some_and(|open| open.axes[id.0].iter().any(Option::is_some));
+            if is_open || form.net.shape(id).len() != whole.len() {
                 return None;
             }
-            let differ: Vec<usize> = (0..shape.len()).filter(|&axis| shape[axis] != whole[axis]).collect();
-            match differ[..] {
-                [] if n == n_whole => {}
-                [] => drop(found.insert(None)),
-                [axis] if shape[axis] * n_whole == whole[axis] * n && shape[..axis].iter().all(|n| *n == 1) => {
-                    found.insert(Some(axis));
-                }
-                _ => return None,
-            }
+            own.push((form, form.net.shape(id)));
         }
-        (found.len() == 1).then(|| found.pop_first().expect("there is one"))
+        let differs = |axis: usize| own.iter().any(|(_, shape)| shape[axis] != whole[axis]);
+        let counts = |axis: usize, of: &dyn Fn(&Fused) -> i64| {
+            own.iter().all(|(form, shape)| shape[axis] * of(self) == whole[axis] * of(form))
+        };
+        let has_items = !whole.is_empty() && differs(0) && whole[0] == self.n_items && counts(0, &|form| form.n_items);
+        let mut others = (usize::from(has_items)..whole.len()).filter(|axis| differs(*axis));
+        let axis = others.next();
+        let is_apart = |axis: usize| whole[..axis].iter().product::<i64>() <= MOST_OUTER;
+        let fits = axis.is_none_or(|axis| counts(axis, &Fused::n_rows) && is_apart(axis));
+        (fits && others.next().is_none()).then_some((has_items, axis))
+    }
+
+    /// Whether a state has its items as its first dimension, if their number is open, so that those of fewer
+    /// items are the first ones.
+    fn has_state_in_items(&self, state: &State) -> bool {
+        let at = self.net.states.iter().position(|own| own.value == state.value);
+        let whole = self.net.shape(state.value);
+        self.forms().all(|form| {
+            let own = at.and_then(|at| form.net.states.get(at)).map(|own| form.net.shape(own.value));
+            own.is_some_and(|own| match form.n_items == self.n_items {
+                true => own == whole,
+                false => own[1..] == whole[1..] && own[0] * self.n_items == whole[0] * form.n_items && state.axis > 0,
+            })
+        })
+    }
+
+    /// Number of items of a piece whose rows an input or output has behind them; 1 if its rows are
+    /// contiguous, or it has none.
+    pub(crate) fn n_outer_of_rows(&self, id: ValueId) -> usize {
+        let axis = self.ports().iter().zip(&self.axes_of_rows).find(|(own, _)| **own == id).and_then(|(_, axis)| *axis);
+        axis.map_or(1, |axis| self.net.shape(id)[..axis].iter().product::<i64>() as usize)
     }
 
     /// Makes products that differ only in their number of rows one family, so that all pieces read the same
@@ -126,13 +206,13 @@ impl Fused {
             let Some((workload, text)) = form.of_one_row(kernel) else { return };
             let m = workload.size("m");
             let (least, most) = (rows[&text].first().copied().unwrap_or(m), rows[&text].last().copied().unwrap_or(m));
-            if least == most || most % m != 0 {
+            if least == most {
                 return;
             }
             let step = rows[&text].iter().fold(0, |step, m| gcd(step, m - least));
             if let Ok(family) = workload.with_ranges(&[("m", SizeRange { least, most, step })]) {
                 let sizes = vec![RunSize { factor: 0, term: m, multiple: 1, divisor: 1 }];
-                let rooms = rooms(&workload, &family);
+                let rooms = rooms(&family);
                 kernel.workload = family;
                 kernel.open = Some(Box::new(Open { sizes, each: None, rooms }));
             }
@@ -183,13 +263,9 @@ impl Fused {
     }
 }
 
-/// Factors by which the arguments of a family are larger than those of a member. Numbers for each column of a
-/// product, such as those of a dynamically quantized one, are as many in both.
-fn rooms(member: &Workload, family: &Workload) -> Vec<i64> {
-    let sizes = |workload: &Workload| -> Vec<i64> {
-        workload.program().arguments().map(|(_, buffer)| buffer.shape.iter().product()).collect()
-    };
-    sizes(member).iter().zip(sizes(family)).map(|(own, all)| all / own.max(&1)).collect()
+/// Numbers of elements of the arguments of a family.
+fn rooms(family: &Workload) -> Vec<i64> {
+    family.program().arguments().map(|(_, buffer)| buffer.shape.iter().product()).collect()
 }
 
 /// Makes a product of one row read per-column terms and factors as per-element ones, as products of several

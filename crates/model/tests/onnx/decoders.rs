@@ -3,7 +3,7 @@
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, Tensor, evaluate, specialise};
-use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_pieces};
+use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_batches, open_pieces};
 use tilewright_runtime::{Aligned, Constant, Context, Model, OpenDimension, PlanStep, RunError, SharedPool, Work};
 
 use crate::attention::{attended, turned};
@@ -666,13 +666,12 @@ fn quantized_products_of_pieces_share_weights() {
     }
 }
 
-/// The mask of several sequences of one length is all ones, however it is read.
-#[test]
-fn masks_of_a_batch_have_no_hole() {
-    let graph = graph_at(
+/// Attention over the embeddings of all tokens so far, of several texts.
+fn attention_of_texts() -> Graph {
+    graph_at(
         17,
-        "input_ids[3 tokens], attention_mask[3 total], past_key_values.0.key[3 1 past 8]",
-        "y[3 tokens 8], present.0.key[3 1 total 8]",
+        "input_ids[batch tokens], attention_mask[batch total], past_key_values.0.key[batch 1 past 8]",
+        "y[batch tokens 8], present.0.key[batch 1 total 8]",
         "embed = weights[37 8]
          x = Gather(embed, input_ids)
          axis = numbers[1]
@@ -683,9 +682,9 @@ fn masks_of_a_batch_have_no_hole() {
          n_all = Gather(all, two)
          zero = integer[0]
          one = integer[1]
-         three = integer[3]
+         texts = Gather(all, zero)
          columns = Range(zero, n_all, one)
-         each = Range(zero, three, one)
+         each = Range(zero, texts, one)
          each1 = Unsqueeze(each, axis)
          starts = Mul(each1, n_all)
          places = Add(starts, columns)
@@ -698,35 +697,137 @@ fn masks_of_a_batch_have_no_hole() {
          hidden = number[-1e9]
          mask = Where(own, nothing, hidden)
          between = Unsqueeze(mask, axis)
+         of_ids = Shape(input_ids)
+         n_new = Gather(of_ids, one)
+         n_past = Sub(n_all, n_new)
+         rows = Range(n_past, n_all, one)
+         row = Unsqueeze(rows, axis)
+         late = Greater(columns, row)
+         causal = Where(late, hidden, nothing)
          keys = Squeeze(present.0.key, axis)
          turned = Transpose[perm=0 2 1](keys)
          scores = MatMul(x, turned)
-         masked = Add(scores, between)
+         masked1 = Add(scores, between)
+         masked = Add(masked1, causal)
          shares = Softmax[axis=-1](masked)
-         y = MatMul(shares, keys)",
-    );
-    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
-    let fused = open_decoder(&graph, &dim, 1).unwrap_or_else(|error| panic!("{error}"));
-    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
-    let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
-    let embed = graph.values().find(|(_, value)| value.name == "embed").unwrap().1.constant.clone().unwrap().floats();
-    let row = |token: i64| &embed[token as usize * 8..][..8];
-    let mut texts: [Vec<i64>; 3] = Default::default();
-    for at in 0..20 {
-        let mut ids = Aligned::new(24).unwrap();
-        for (text, tokens) in texts.iter_mut().enumerate() {
-            tokens.push((at * 11 + text as i64 * 5) % 37);
-            ids.bytes_mut()[8 * text..][..8].copy_from_slice(&tokens[at as usize].to_le_bytes());
+         mixed = MatMul(shares, keys)
+         w = weights[8 8]
+         y = MatMul(mixed, w)",
+    )
+}
+
+/// Texts whose attention is computed token by token.
+struct Texts {
+    embed: Vec<f64>,
+    weights: Vec<f64>,
+    each: Vec<Vec<i64>>,
+}
+
+impl Texts {
+    fn new(graph: &Graph, n: usize) -> Texts {
+        let constant = |name: &str| {
+            graph.values().find(|(_, value)| value.name == name).unwrap().1.constant.clone().unwrap().floats()
+        };
+        Texts { embed: constant("embed"), weights: constant("w"), each: vec![Vec::new(); n] }
+    }
+
+    /// Adds tokens to each text in one run, and checks its result.
+    fn take(&mut self, context: &mut Context, n: usize) {
+        let n_texts = self.each.len();
+        let mut ids = Aligned::new((8 * n_texts * n) as u64).unwrap();
+        for (text, tokens) in self.each.iter_mut().enumerate() {
+            for at in 0..n {
+                tokens.push((tokens.len() as i64 * 11 + text as i64 * 5) % 37);
+                let id = tokens.last().unwrap().to_le_bytes();
+                ids.bytes_mut()[8 * (text * n + at)..][..8].copy_from_slice(&id);
+            }
         }
-        let mut memory = Aligned::new(3 * 8 * 4).unwrap();
+        let mut memory = Aligned::new((n_texts * n * 8 * 4) as u64).unwrap();
         context.run(&[ids.bytes()], &mut [memory.bytes_mut()]).unwrap();
         let found = memory.bytes().as_chunks::<4>().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
-        let wanted = texts.iter().flat_map(|tokens| {
-            let keys: Vec<&[f64]> = tokens.iter().map(|token| row(*token)).collect();
-            attended(keys[at as usize], &keys, &keys, 1.0, 0.0, &vec![0.0; tokens.len()])
+        let row = |token: &i64| &self.embed[*token as usize * 8..][..8];
+        let wanted = self.each.iter().flat_map(|tokens| {
+            (tokens.len() - n..tokens.len()).flat_map(|at| {
+                let keys: Vec<&[f64]> = tokens[..=at].iter().map(row).collect();
+                let mixed = attended(keys[at], &keys, &keys, 1.0, 0.0, &vec![0.0; at + 1]);
+                let of_column = |column: usize| (0..8).map(|k| mixed[k] * self.weights[8 * k + column]).sum::<f64>();
+                (0..8).map(of_column).collect::<Vec<f64>>()
+            })
         });
-        let is_near = found.zip(wanted).all(|(x, y)| (x - y).abs() < 1e-5);
-        assert!(is_near, "step {at}");
+        let is_near = found.zip(wanted).all(|(x, y)| (x - y).abs() < 1e-4);
+        assert!(is_near, "{n} tokens of {n_texts} texts after {}", self.each[0].len() - n);
+    }
+}
+
+fn graph_of_texts(graph: &Graph, n_texts: i64, n_tokens: i64, dim: &OpenDimension, size: i64) -> Fused {
+    let sizes = [("batch", n_texts), ("tokens", n_tokens), (dim.name.as_str(), size)];
+    let dims = sizes.into_iter().map(|(name, n)| (name.to_owned(), n as usize)).collect();
+    let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
+    assert!(special.problems.is_empty(), "{}", special.problems[0]);
+    lower(&special.graph, false, &host::target()).unwrap()
+}
+
+fn context_of(fused: Result<Fused, OpenError>) -> Context {
+    let fused = fused.unwrap_or_else(|error| panic!("{error}"));
+    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+    Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap()
+}
+
+/// The mask of several sequences of one length is all ones, however it is read.
+#[test]
+fn masks_of_a_batch_have_no_hole() {
+    let graph = attention_of_texts();
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let mut context = context_of(open(&dim, |size| Ok(graph_of_texts(&graph, 3, 1, &dim, size))));
+    let mut texts = Texts::new(&graph, 3);
+    for _ in 0..20 {
+        texts.take(&mut context, 1);
+    }
+}
+
+/// Several sequences take several tokens in a run, in pieces, whose rows are not contiguous.
+#[test]
+fn sequences_of_a_batch_take_several_tokens() {
+    let graph = attention_of_texts();
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let made = open_pieces(&dim, "tokens", &[1, 4], |n, size| Ok(graph_of_texts(&graph, 3, n, &dim, size)));
+    let mut context = context_of(made);
+    let mut texts = Texts::new(&graph, 3);
+    for n in [3, 4, 2, 1, 4, 1] {
+        context.set_dim("tokens", n).unwrap();
+        texts.take(&mut context, n as usize);
+    }
+}
+
+/// Any number of sequences runs at once, with states that are the first of those of the most sequences, and
+/// as many tokens as a run says. All numbers read the same weights.
+#[test]
+fn the_batch_of_a_decoder_is_open() {
+    let graph = attention_of_texts();
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let items = OpenDimension { name: "batch".to_owned(), least: 1, most: 3, step: 1 };
+    for numbers in [&[1, 4][..], &[]] {
+        let rows = (!numbers.is_empty()).then_some(("tokens", numbers));
+        let mut context = context_of(open_batches(&items, &dim, rows, |n_texts, n, size| {
+            Ok(graph_of_texts(&graph, n_texts, n.unwrap_or(1), &dim, size))
+        }));
+        let alone = context_of(open(&dim, |size| Ok(graph_of_texts(&graph, 3, 1, &dim, size))));
+        assert!(prepared_bytes(context.model()) <= prepared_bytes(alone.model()), "{numbers:?}");
+        for n_texts in [2, 3, 1, 3] {
+            context.rewind(0).unwrap();
+            context.set_dim("batch", n_texts).unwrap();
+            let mut texts = Texts::new(&graph, n_texts as usize);
+            for n in [3, 4, 2, 1, 6] {
+                let n = if numbers.is_empty() { 1 } else { n.min(4) };
+                if !numbers.is_empty() {
+                    context.set_dim("tokens", n).unwrap();
+                }
+                texts.take(&mut context, n as usize);
+            }
+        }
+        for n in [0, 4, -1] {
+            assert!(matches!(context.set_dim("batch", n), Err(RunError::BadSize { .. })), "{n}");
+        }
     }
 }
 

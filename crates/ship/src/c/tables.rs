@@ -27,8 +27,9 @@ struct CTables<'m> {
     kernels: Vec<usize>,
     addresses: String,
     n_addresses: usize,
-    /// Indices of the addresses that differ between runs.
+    /// Indices of the addresses that differ between runs, and the item whose rows each is in.
     passed: Vec<String>,
+    items: Vec<String>,
     steps: String,
     n_steps: usize,
     /// Index of the first row of each step of the plan: each part of a kernel has one row.
@@ -74,6 +75,7 @@ impl<'m> CTables<'m> {
             addresses: String::new(),
             n_addresses: 0,
             passed: Vec::new(),
+            items: Vec::new(),
             steps: String::new(),
             n_steps: 0,
             starts: model.plan().steps.iter().scan(0, add_up).collect(),
@@ -118,8 +120,12 @@ impl<'m> CTables<'m> {
         for (slice, is_used) in slices {
             let found = if is_used { self.home(slice) } else { None };
             let (base, index, offset) = found.unwrap_or(("NET_UNUSED", 0, 0));
+            let mut offset = offset;
             if base == "NET_IN_INPUT" || base == "NET_IN_OUTPUT" {
+                let (item, in_item) = self.model.plan().item_of(slice);
                 self.passed.push(self.n_addresses.to_string());
+                self.items.push(item.to_string());
+                offset = in_item;
             }
             writeln!(self.addresses, "    {{{base}, {index}, {offset}}},")?;
             self.n_addresses += 1;
@@ -279,6 +285,16 @@ impl<'m> CTables<'m> {
         writeln!(out, "/* The addresses that are different in each run. */\n#define NET_PASSED {n_passed}u")?;
         let passed: Vec<&str> = self.passed.iter().map(String::as_str).chain(["0"]).collect();
         writeln!(out, "static const uint32_t net_passed[NET_PASSED + 1] = {{{}}};\n", passed.join(", "))?;
+        if self.model.plan().rows.is_some() {
+            let items: Vec<&str> = self.items.iter().map(String::as_str).chain(["0"]).collect();
+            writeln!(out, "/* The items whose rows these are of. */")?;
+            writeln!(out, "static const uint32_t net_item_of_passed[NET_PASSED + 1] = {{{}}};", items.join(", "))?;
+            for (what, tensors) in ["input", "output"].into_iter().zip(crate::tensors(self.model.plan())) {
+                let all: String = tensors.iter().map(|tensor| format!("{}, ", tensor.n_outer())).collect();
+                writeln!(out, "static const uint32_t net_{what}_outer[] = {{{all}1}};")?;
+            }
+            writeln!(out)?;
+        }
         writeln!(out, "/* Conditions of steps, numbered from 1 on. */")?;
         writeln!(out, "static const net_guard net_guards[] = {{\n{}    {{0, 0, 0}}\n}};\n", self.guards)
     }
@@ -360,13 +376,18 @@ fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
 /// from it.
 fn pieces(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
-    let Some(rows) = &plan.rows else { return Ok(out) };
-    writeln!(out, "static const net_dimension net_of_rows = {};", dimension(rows))?;
-    writeln!(out, "static const net_piece net_pieces[] = {{")?;
-    for Piece { n, steps, .. } in &plan.pieces {
-        writeln!(out, "    {{{}, {}, {}}},", literal(*n), step(steps.start), step(steps.end))?;
+    if let Some(rows) = &plan.rows {
+        writeln!(out, "static const net_dimension net_of_rows = {};", dimension(rows))?;
     }
-    writeln!(out, "    {{0, 0, 0}}\n}};\n")?;
+    if plan.pieces.is_empty() {
+        return Ok(out);
+    }
+    writeln!(out, "static const net_piece net_pieces[] = {{")?;
+    for Piece { items, n, steps, .. } in &plan.pieces {
+        let [items, n] = [*items, *n].map(literal);
+        writeln!(out, "    {{{items}, {n}, {}, {}}},", step(steps.start), step(steps.end))?;
+    }
+    writeln!(out, "    {{0, 0, 0, 0}}\n}};\n")?;
     Ok(out)
 }
 
