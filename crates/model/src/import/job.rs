@@ -1,7 +1,7 @@
 //! State of an import, with helpers for the lowerings of all operators.
 
 use tilewright_graph::op::Fact;
-use tilewright_graph::{DType, Graph, Node as GraphNode, Tensor};
+use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
 use tilewright_ir::Expr;
 
 use crate::jumps::decides;
@@ -33,6 +33,26 @@ impl NodeImport<'_> {
     /// is.
     pub(super) fn is_open_behind(&self, n: i64) -> bool {
         self.net.open_size.is_some_and(|size| size < 1 || n % size != 0)
+    }
+
+    /// Whether the open dimension is the length of a cache that a run appends to. The number of rows that it
+    /// appends is then known.
+    pub(super) fn has_open_cache(&self) -> bool {
+        let graph = self.graph;
+        let is_appended = |id: &tilewright_graph::ValueId| {
+            let mut id = *id;
+            loop {
+                let [user] = graph.value(id).users[..] else { return false };
+                let user = graph.node(user);
+                match (&user.op, &user.outputs[..]) {
+                    (Op::Concat(_) | Op::GroupQueryAttention(_), _) => return true,
+                    // Caches of 16 bits are widened.
+                    (Op::Cast(_), [Some(widened)]) => id = *widened,
+                    _ => return false,
+                }
+            }
+        };
+        graph.inputs.iter().any(|id| graph.value(*id).varies.shape && is_appended(id))
     }
 
     /// A number that is known once a run has said its size.

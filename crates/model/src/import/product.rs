@@ -28,6 +28,7 @@ impl NodeImport<'_> {
             && self.net.shape(b).len() == 2
             && self.net.value(b).constant.is_some()
             && self.is_open_behind(n_products)
+            && !self.has_open_cache()
         {
             self.product_of_each([a, b, to], [n_products, m, n, k]);
             return Ok(());

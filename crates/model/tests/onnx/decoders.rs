@@ -813,6 +813,15 @@ fn the_batch_of_a_decoder_is_open() {
         }));
         let alone = context_of(open(&dim, |size| Ok(graph_of_texts(&graph, 3, 1, &dim, size))));
         assert!(prepared_bytes(context.model()) <= prepared_bytes(alone.model()), "{numbers:?}");
+        // Several texts do not run one by one: they take no more kernels than one text does.
+        let plan = context.model().plan();
+        let is_kernel = |step: &&PlanStep| matches!(step.work, Work::Kernel { .. });
+        let kernels = plan.pieces.iter().map(|piece| plan.steps[piece.steps.clone()].iter().filter(is_kernel).count());
+        let kernels: Vec<usize> = kernels.collect();
+        let (of_one, n_kinds) = (plan.pieces.iter().filter(|piece| piece.items == 1), numbers.len().max(1));
+        assert_eq!((of_one.count(), kernels.len()), (n_kinds, 3 * n_kinds));
+        let most = kernels[2 * n_kinds..].iter().max();
+        assert!(kernels.iter().max() == most, "{kernels:?}");
         for n_texts in [2, 3, 1, 3] {
             context.rewind(0).unwrap();
             context.set_dim("batch", n_texts).unwrap();
