@@ -75,15 +75,19 @@ fn scaled(net: &Net, at: usize) -> Option<(ValueId, f64)> {
     (net.shape(x) == net.shape(node.output())).then_some((x, factor))
 }
 
-/// Makes products of one row that share operand B, which is repeated for them, the rows of one product:
-/// queries of one token that share keys.
+/// Makes products that share operand B, which is repeated for them, the rows of one product: queries that
+/// share keys, of one token or behind a cache.
 pub(super) fn share_operands(net: &mut Net) -> usize {
     let mut n_shared = 0;
     let (n_uses, producers) = (net.n_uses(), net.producers());
     for at in 0..net.nodes.len() {
         let Kind::Product { turned, heads: None } = net.nodes[at].kind else { continue };
         let (a, b, to) = (net.nodes[at].input(0), net.nodes[at].input(1), net.nodes[at].output());
-        let (&[n_products, 1, k], &[_, _, n]) = (net.shape(a), net.shape(to)) else { continue };
+        let (&[n_products, m, k], &[_, _, n]) = (net.shape(a), net.shape(to)) else { continue };
+        // Rows of an open number of tokens are not contiguous. With a cache, it is its length that is open.
+        if m > 1 && net.states.is_empty() {
+            continue;
+        }
         let Some((source, is_swapped)) = repeated(net, &producers, &n_uses, b) else { continue };
         let &[.., rows, columns] = net.shape(source) else { continue };
         let n_own = net.value(source).n_elements() / (rows * columns).max(1);
@@ -102,10 +106,11 @@ pub(super) fn share_operands(net: &mut Net) -> usize {
             });
             to
         };
-        let together = viewed(a, &[n_own, n_products / n_own, k]);
+        let m_all = n_products / n_own * m;
+        let together = viewed(a, &[n_own, m_all, k]);
         let own = viewed(source, &[n_own, rows, columns]);
         let (name, dtype) = (net.value(to).name.clone(), net.value(to).dtype);
-        let result = net.add_value(&name, dtype, &[n_own, n_products / n_own, n]);
+        let result = net.add_value(&name, dtype, &[n_own, m_all, n]);
         net.nodes.push(Node { kind: Kind::View, inputs: vec![Some(result)], outputs: vec![to], origin });
         net.nodes[at].kind = Kind::Product { turned: turned != is_swapped, heads: None };
         net.nodes[at].inputs = vec![Some(together), Some(own)];

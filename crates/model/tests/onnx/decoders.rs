@@ -573,6 +573,9 @@ fn a_prompt_goes_in_at_once() {
         };
         let compiled = made(&[1, 4, 12]);
         let model = compiled.model.cpu().unwrap();
+        // Keys and values that heads share are not repeated for them.
+        let is_repeated = |step: &PlanStep| step.name.split(" + ").any(|name| name.ends_with(".e"));
+        assert!(!model.plan().steps.iter().any(is_repeated), "{form:?}");
         let alone = compile_guessed(open_decoder(&graph, &dim, 1).unwrap(), &host::target(), 1).unwrap();
         let one_copy = prepared_bytes(alone.model.cpu().unwrap());
         // Three pieces share all their weights.
