@@ -119,7 +119,15 @@ fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
     run_json(&["tune", path, "--db", db, "--trials", "2"]);
     let out = folder.path().join("library");
     let refused = ["compile", path, "--as", "c", "-o", text(&out), "--db", db];
-    check_refused(&refused, "what depends on it reads opposite; `run` takes it at fixed sizes");
+    let how = "`run` and `bench` take it at fixed sizes, `compile --ahead` the part ahead of it";
+    check_refused(&refused, &format!("what depends on it reads opposite; {how}"));
+    let made = run_json(&[&refused[..], &["--ahead"]].concat());
+    let outputs = made["library"]["outputs"].as_array().unwrap();
+    assert_eq!(outputs.iter().map(|output| output["name"].clone()).collect::<Vec<_>>(), ["opposite"]);
+    let whole = folder.path().join("whole.onnx");
+    std::fs::write(&whole, model("Neg")).unwrap();
+    let refused = ["compile", text(&whole), "--dim", "N=2", "--ahead", "-o", text(&out), "--db", db];
+    check_refused(&refused, "--ahead: no shape depends on the data (leave it out)");
 }
 
 #[test]

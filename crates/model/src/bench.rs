@@ -10,11 +10,12 @@ use tilewright::version::BUILD;
 use tilewright::{Cache, DeviceSpec, Error, one_line, since_1970};
 use tilewright_device::device::RoundLength;
 use tilewright_device::host;
-use tilewright_graph::{Agreement, Graph, Tensor, Value, evaluate, summarise};
+use tilewright_graph::{Agreement, DynamicPart, Graph, Tensor, Value, evaluate, summarise};
 use tilewright_peers::{Entrant, ModelPeer, ModelPeerSpec, ModelSetup, run_rounds, wall_samples_ns};
 use tilewright_runtime::SharedPool;
 
 use crate::compile::Compiled;
+use crate::dynamic::{PartOptions, PartRunner};
 use crate::inputs::named_dims;
 use crate::runner::Runner;
 
@@ -25,7 +26,7 @@ const ROUND: RoundLength = RoundLength { time: Duration::from_millis(100), min_s
 pub struct ModelBenchRequest<'a> {
     /// Path of the model's file, which other runtimes read themselves.
     pub path: &'a Path,
-    /// Specialised graph of the model.
+    /// Specialised graph of the model, or of the part ahead of shapes that depend on the data.
     pub graph: &'a Graph,
     /// Our compilations of the model, by the name of their row; `None` for one that cannot run here. Ratios
     /// are relative to the row [`OURS`].
@@ -49,7 +50,7 @@ pub struct ModelBenchRequest<'a> {
 /// Result of a benchmark.
 #[derive(Debug)]
 pub struct ModelBench {
-    /// Number of floating-point operations of a run, as far as known.
+    /// Number of floating-point operations of a run, as far as known before it.
     pub flops: f64,
     /// Source of the reference outputs: the interpreter, or the first implementation that yields outputs.
     pub reference: Option<&'static str>,
@@ -129,37 +130,67 @@ impl ModelBench {
 }
 
 /// Implementation that has run once and yielded outputs.
-struct ReadyImplementation {
+struct ReadyImplementation<'a> {
     name: &'static str,
     version: String,
     details: String,
     agreement: Option<Agreement>,
-    who: NetImplementation,
+    who: NetImplementation<'a>,
 }
 
-enum NetImplementation {
-    Ours(Box<Runner>),
+enum NetImplementation<'a> {
+    Ours(Box<WholeRunner<'a>>),
     Peer(Box<ModelPeer>),
 }
 
-impl ReadyImplementation {
+/// Compiled model, followed by a part whose shapes depend on the data, if any.
+struct WholeRunner<'a> {
+    runner: Runner,
+    part: Option<PartRunner<'a>>,
+}
+
+impl WholeRunner<'_> {
+    fn run(&mut self) -> Result<(), Error> {
+        self.runner.run().map_err(|error| Error::failed(&error).because(error))?;
+        match self.part {
+            Some(_) => self.outputs().map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Outputs of the model; those of a part are computed.
+    fn outputs(&mut self) -> Result<Vec<Tensor>, Error> {
+        let ahead: Vec<Tensor> = self.runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();
+        let Some(part) = &mut self.part else { return Ok(ahead) };
+        let outputs = part.run(&ahead).map_err(|error| Error::failed(one_line(&error.to_string())))?;
+        Ok(outputs.into_iter().map(|(_, tensor)| tensor).collect())
+    }
+}
+
+impl ReadyImplementation<'_> {
     /// Measures a round; returns the nanoseconds per run of each sample.
     fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, String> {
         let plain = |error: &dyn std::fmt::Display| one_line(&error.to_string());
         match &mut self.who {
-            NetImplementation::Ours(runner) => {
-                wall_samples_ns(round, || runner.run().map(drop)).map_err(|error| plain(&error))
-            }
+            NetImplementation::Ours(runner) => wall_samples_ns(round, || runner.run()).map_err(|error| plain(&error)),
             NetImplementation::Peer(peer) => peer.round(round).map_err(|reason| plain(&reason)),
         }
     }
 }
 
-/// Benchmarks a model. Runtimes that cannot run it are left out, with a message to `note`.
+/// Part of a model whose shapes depend on the data, with the options of compiling its nodes.
+pub type BenchedPart<'a> = Option<(&'a DynamicPart, PartOptions<'a>)>;
+
+/// Benchmarks a model, with its part whose shapes depend on the data, if any. Runtimes that cannot run it are
+/// left out, with a message to `note`.
 ///
 /// # Errors
 /// If inputs do not fit the model, threads or memory do not suffice, or no implementation can run the model.
-pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<ModelBench, Error> {
+pub fn bench_model(
+    request: &ModelBenchRequest,
+    part: BenchedPart<'_>,
+    note: &dyn Fn(&str),
+) -> Result<ModelBench, Error> {
     let ModelBenchRequest { path, graph, inputs, threads, .. } = request;
     let flops = summarise(graph).flops() as f64;
     let (mut reference, mut contestants) = (None, Vec::new());
@@ -171,13 +202,17 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
         let read: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
         let variable = inputs.iter().filter(|(value, _)| read.contains(&value.name.as_str()));
         let variable: Vec<_> = variable.map(|(value, x)| (value.name.as_str(), x.clone())).collect();
-        match evaluate(graph, &variable) {
+        let wanted = evaluate(graph, &variable).and_then(|ahead| match part {
+            Some((part, _)) => Ok(part.evaluate(&ahead)?.into_iter().map(|(_, tensor)| tensor).collect()),
+            None => Ok(ahead),
+        });
+        match wanted {
             Ok(wanted) => reference = Some(("interpreter", wanted)),
             Err(error) => note(&format!("no reference: {}", one_line(&error.to_string()))),
         }
     }
     for (name, compiled) in &request.ours {
-        let (runner, outputs) = ours(compiled, inputs, *threads, request.cache)?;
+        let (runner, outputs) = ours(compiled, request, part)?;
         let n_steps = compiled.model.plan().steps.len();
         let steps = if n_steps == 1 { "step" } else { "steps" };
         let details = format!("{n_steps} {steps}, {} of them untuned", compiled.n_guessed);
@@ -204,7 +239,7 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
         let (_, wanted) = reference.get_or_insert_with(|| (name, outputs.clone()));
         ReadyImplementation { name, version, details, agreement: Agreement::of_all(&outputs, wanted), who }
     };
-    let mut contestants: Vec<ReadyImplementation> = contestants.into_iter().map(compare).collect();
+    let mut contestants: Vec<ReadyImplementation<'_>> = contestants.into_iter().map(compare).collect();
     let entrants = contestants.iter_mut().map(|contestant| Entrant::new(|round| contestant.round(round))).collect();
     let timings = run_rounds(entrants, request.rounds, ROUND, since_1970().as_nanos() as u64);
 
@@ -242,17 +277,19 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
 }
 
 /// Prepares one of our compilations; returns it with its outputs.
-fn ours(
+fn ours<'a>(
     compiled: &Compiled,
-    inputs: &[(Value, Tensor)],
-    threads: usize,
-    cache: &Cache,
-) -> Result<(Runner, Vec<Tensor>), Error> {
+    request: &ModelBenchRequest,
+    part: BenchedPart<'a>,
+) -> Result<(WholeRunner<'a>, Vec<Tensor>), Error> {
     let failed = |error: crate::RunError| Error::failed(&error).because(error);
-    let threads = SharedPool::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
-    let mut runner = Runner::cached(compiled, &threads, cache).map_err(failed)?;
-    runner.set_all(inputs).map_err(failed)?;
-    runner.run().map_err(failed)?;
-    let outputs = runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();
-    Ok((runner, outputs))
+    let threads = SharedPool::new(request.threads);
+    let threads = threads.map_err(|error| Error::failed("no threads for a run").because(error))?;
+    let mut runner = Runner::cached(compiled, &threads, request.cache).map_err(failed)?;
+    runner.set_all(request.inputs).map_err(failed)?;
+    let part = part.map(|(part, options)| PartRunner::new(part, options));
+    let mut whole = WholeRunner { runner, part };
+    whole.runner.run().map_err(failed)?;
+    let outputs = whole.outputs()?;
+    Ok((whole, outputs))
 }

@@ -7,10 +7,10 @@ use tilewright::NO_CACHE;
 use tilewright::bench::OURS;
 use tilewright_graph::{Model, problems_text};
 use tilewright_ir::Target;
-use tilewright_model::CompileOptions;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
+use tilewright_model::{CompileOptions, PartOptions};
 use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
-use tilewright_runtime::OpenDimension;
+use tilewright_runtime::{OpenDimension, SharedPool};
 
 use super::bench_args::{self, BenchArgs};
 use super::model::{KnownKernels, ModelArgs};
@@ -44,14 +44,17 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let (file, given) = file.fed(&mut model, given)?;
     let inputs = file.inputs(&model, &given)?;
     bench_args::prepare(args)?;
-    let special = file.specialise(&model, usize::MAX)?;
+    let mut special = file.specialise(&model, usize::MAX)?;
     drop(model);
+    let part = special.dynamic.take();
+    let graph = part.as_ref().map_or(&special.graph, |part| &part.ahead);
+    let pool = SharedPool::new(threads)?;
     let database = args.records.database()?;
     let records = database.records()?;
     let measured = args.cache.with(|cache| {
-        let compiled = if special.problems.is_empty() {
-            let making = CompileOptions { cache, for_runs: true };
-            let fused = file.fused(&special.graph, args.rounding, &target)?;
+        let making = CompileOptions { cache, for_runs: true };
+        let compiled = if special.problems.is_empty() || part.is_some() {
+            let fused = file.fused(graph, args.rounding, &target)?;
             let known = KnownKernels { database: &database, records: &records };
             let compiled = file.compiled(fused, args.rounding, &args.machine, &target, known, making)?;
             cache.fill(&compiled.model, &worker_command()?);
@@ -62,7 +65,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
         };
         let request = ModelBenchRequest {
             path,
-            graph: &special.graph,
+            graph,
             ours: compiled.iter().map(|compiled| (OURS, compiled)).collect(),
             cache,
             inputs: &inputs,
@@ -72,7 +75,8 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
             gpu: target.gpu.map(|gpu| gpu.number),
             rounds: args.rounds,
         };
-        Ok(bench_model(&request, &message)?)
+        let options = PartOptions { target: &target, pool: &pool, threads, records: &records, making };
+        Ok(bench_model(&request, part.as_ref().map(|part| (part, options)), &message)?)
     })?;
     let geomean: Map<String, Json> =
         measured.ours_over_theirs().into_iter().map(|(name, ratio)| (name.to_owned(), json!(ratio))).collect();
@@ -146,7 +150,7 @@ impl OpenModel<'_> {
                 gpu: None,
                 rounds: args.rounds,
             };
-            let measured = bench_model(&request, &message)?;
+            let measured = bench_model(&request, None, &message)?;
             let taken = tokens.map_or(String::new(), |(name, n)| format!("{name}={n} "));
             let head = one_line(&format!("{taken}{of_items}{}={size}", dim.name));
             text += &format!("{head}\n{}", measured.text(path, &args.machine.place()));

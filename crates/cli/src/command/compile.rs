@@ -45,6 +45,10 @@ pub struct CompileArgs {
     /// Template whose best configuration is compiled [default: all templates]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
+    /// Compile the part of a model ahead of nodes whose shapes depend on the data, such as those behind
+    /// NonMaxSuppression; its outputs are the tensors that these nodes read
+    #[arg(long)]
+    ahead: bool,
     #[command(flatten)]
     records: DatabaseArgs,
     #[command(flatten)]
@@ -63,6 +67,9 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
         return compile_model(args, as_json);
     }
     args.bindings.refuse(&args.of.workload)?;
+    if args.ahead {
+        return Err(bad_input(format!("--ahead is for models, not for {} (leave it out)", args.of.workload)));
+    }
     let workload = args.of.workload()?;
     library_name(args.name.as_deref(), &workload.to_string())?;
     let machine = &args.of.machine;
@@ -105,6 +112,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     library_name(args.name.as_deref(), &stem)?;
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
+    let file = if args.ahead { file.ahead() } else { file };
     let fused = file.lowered(&file.read()?, args.of.rounding, &target)?;
     if let Some(node) = fused.without_code().next() {
         let WithoutCode { node, operator, reason } = node;

@@ -62,6 +62,9 @@ pub struct BindingArgs {
     /// Sizes of the open dimensions that runs have; empty for any sizes.
     #[arg(skip)]
     only: Vec<Vec<(String, i64)>>,
+    /// Whether only the part is wanted that is ahead of shapes that depend on the data.
+    #[arg(skip)]
+    ahead: bool,
 }
 
 impl BindingArgs {
@@ -447,10 +450,18 @@ impl ModelArgs {
     /// Refuses unsupported operators.
     fn check_supported(&self, special: Specialised) -> anyhow::Result<Specialised> {
         let mut text = one_line(&problems_text(&special.problems));
-        if let Some(part) = &special.dynamic {
+        if let Some(part) = special.dynamic.as_ref().filter(|_| !self.bindings.ahead) {
             let read: Vec<&str> = part.inputs().collect();
-            text +=
-                &one_line(&format!("; what depends on it reads {}; `run` takes it at fixed sizes", read.join(", ")));
+            let how = "`run` and `bench` take it at fixed sizes, `compile --ahead` the part ahead of it";
+            text += &one_line(&format!("; what depends on it reads {}; {how}", read.join(", ")));
+        }
+        if self.bindings.ahead {
+            let whole = || bad_input(format!("{}: --ahead: no shape depends on the data (leave it out)", self.name()));
+            return match special.dynamic {
+                Some(part) => Ok(Specialised { graph: part.ahead, problems: Vec::new(), dynamic: None }),
+                None if special.problems.is_empty() => Err(whole()),
+                None => Err(bad_input(format!("{}: {text}", self.name()))),
+            };
         }
         match special.problems.len() {
             0 => Ok(special),
@@ -517,6 +528,11 @@ impl ModelArgs {
         let Some((dim, items)) = self.open_dims(graph)? else { return Ok(whole) };
         let dim = self.dim_behind(dim, tokens)?;
         Ok(items.iter().fold(whole, |whole, items| whole.at(items, items.most)).at(&dim, dim.most))
+    }
+
+    /// Part of the model ahead of nodes whose shapes depend on the data.
+    pub fn ahead(self) -> ModelArgs {
+        ModelArgs { bindings: BindingArgs { ahead: true, ..self.bindings }, ..self }
     }
 
     /// Model with this many tokens per run.

@@ -204,7 +204,8 @@ fn compare(bench: &ModelBenchRequest) -> (Result<ModelBench, Error>, Vec<String>
     std::thread::scope(|scope| {
         let bench = || {
             let left_out = std::sync::Mutex::new(Vec::new());
-            let measured = bench_model(bench, &|line| left_out.lock().expect("nobody panics").push(line.to_owned()));
+            let measured =
+                bench_model(bench, None, &|line| left_out.lock().expect("nobody panics").push(line.to_owned()));
             (measured, left_out.into_inner().expect("nobody panics"))
         };
         scope.spawn(bench).join().expect("invariant: a comparison gives an error where it fails")
