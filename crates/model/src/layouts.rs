@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write};
 
+use tilewright_graph::Tensor;
 use tilewright_ir::expr::Expr;
 use tilewright_ir::op::{Layout, ProgramBuilder, SizeRange, StageSpec, Structure, Workload, WorkloadError};
 use tilewright_ir::{DType, Role};
@@ -142,12 +143,17 @@ impl Fused {
         let steps = std::mem::take(&mut out.steps);
         // Converted images, by the original value and whether the conversion is to blocks.
         let mut converted: HashMap<(ValueId, bool), ValueId> = HashMap::new();
+        let mut constants: HashMap<ValueId, ValueId> = HashMap::new();
         for (step, way) in steps.into_iter().zip(ways) {
             let (Step::Kernel(kernel), Some(way)) = (&step, *way) else {
                 out.steps.push(step);
                 continue;
             };
             let mut changed = images.kernel(&out.net, kernel, way)?;
+            for slot in images.constants(&out.net, kernel, way) {
+                let id = kernel.inputs[slot];
+                changed.inputs[slot] = *constants.entry(id).or_insert_with(|| out.constant_in_blocks(id, block));
+            }
             for (slot, wanted) in images.reads(&out.net, kernel, way) {
                 let id = kernel.inputs[slot];
                 if wanted == images.is_in_blocks(id, in_blocks) {
@@ -168,6 +174,29 @@ impl Fused {
             out.steps.push(Step::Kernel(changed));
         }
         Ok(out)
+    }
+
+    /// Adds a constant image in blocks of channels.
+    fn constant_in_blocks(&mut self, id: ValueId, block: i64) -> ValueId {
+        let value = self.net.value(id);
+        let (name, dtype, shape) = (value.name.clone(), value.dtype, value.shape.clone());
+        let constant = value.constant.as_ref().expect("invariant: the image is a constant");
+        let [blocks, block, area] = [shape[0] * shape[1] / block, block, shape[2] * shape[3]].map(|n| n as usize);
+        let width = constant.bytes().len() / constant.n_elements();
+        let mut bytes = Vec::with_capacity(constant.bytes().len());
+        for at in 0..blocks * area * block {
+            let (of_block, place, channel) = (at / (area * block), at / block % area, at % block);
+            let from = (of_block * block + channel) * area + place;
+            bytes.extend_from_slice(&constant.bytes()[from * width..][..width]);
+        }
+        let made = Tensor::new(constant.ty().clone(), bytes.into());
+        let new = self.net.add_value(&format!("{name}.c{block}"), dtype, &shape);
+        self.net.values[new.0].constant = made;
+        if let Some(open) = &mut self.open {
+            open.axes.resize(new.0, Vec::new());
+            open.axes.push(open.axes[id.0].clone());
+        }
+        new
     }
 
     /// Number of kernels that only convert a layout.
@@ -381,6 +410,14 @@ impl Images {
             Structure::Nest(_) => images.map(|at| (at, way.input)).collect(),
             Structure::Contraction(_) | Structure::Packed(_) => images.map(|at| (at, false)).collect(),
         }
+    }
+
+    /// Constant images that a convolution reads in the layout of its output, if that is in blocks: slots of
+    /// its inputs. Nests read constants in the plain layout.
+    fn constants(&self, net: &Net, kernel: &Kernel, way: KernelLayouts) -> Vec<usize> {
+        let is_constant = |id: ValueId| is_image(net, id, self.block) && net.value(id).constant.is_some();
+        let is_window = matches!(kernel.workload.structure(), Structure::Window(_));
+        (2..kernel.inputs.len()).filter(|at| is_window && way.output && is_constant(kernel.inputs[*at])).collect()
     }
 
     /// Makes the variant of a kernel with these layouts.

@@ -630,6 +630,32 @@ fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
     assert_eq!(layouts(Costs { expected: &dear, measured: &measured }), converted);
 }
 
+/// A constant image that a convolution adds to its result is stored in the layout of the result.
+#[test]
+fn constant_images_are_in_the_layout_of_what_they_are_added_to() {
+    let x = weights(&[1, 32, 6, 6]);
+    let known =
+        [("wa", weights(&[32, 32, 1, 1])), ("places", weights(&[1, 32, 6, 6])), ("wb", weights(&[16, 32, 1, 1]))];
+    let nodes: &[Node] = &[
+        ("a", "Conv", &["x", "wa"], None),
+        ("placed", "Add", &["a", "places"], None),
+        ("y", "Conv", &["placed", "wb"], None),
+    ];
+    let graph = graph_of(("x", &x), ("y", &[1, 16, 6, 6]), &known, nodes);
+    let (special, target) = (specialise(&graph, &Bindings::default()).graph, host::target());
+    let cost = |workload: &Workload| Some(if workload.layout().channels() == [1, 16] { 1.0 } else { 10.0 });
+    let plain = lower(&special, false, &target).unwrap();
+    let fused = plain.laid_out(16, Costs { expected: &cost, measured: &cost }, false).unwrap();
+    let adds_in_blocks =
+        |workload: &Workload| workload.layout().channels()[1] == 16 && workload.to_string().contains("epilogue=add");
+    assert!(fused.tasks().iter().any(|(workload, _)| adds_in_blocks(workload)), "{:?}", fused.tasks());
+    let compiled = compile_quickly(fused, &target, &|workload| guess(workload, &target)).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    runner.set("x", &x).unwrap();
+    runner.run().unwrap();
+    check_near(&runner.outputs()[0].1, &evaluate(&special, &[("x", x)]).unwrap()[0], 1e-5);
+}
+
 /// Returns the value of a graph's only output, and the profile of its steps.
 fn answer(graph: &Graph, target: &Target, name: &str, x: &Tensor) -> (Tensor, Vec<ProfiledStep>) {
     let compiled = compiled_for(graph, target).unwrap_or_else(|e| panic!("{e}"));
