@@ -831,15 +831,19 @@ impl<'a> PlanBuilder<'a> {
                 DType::F64 => (number as f64).to_le_bytes().to_vec(),
                 _ => number.to_le_bytes()[..n_bytes].to_vec(),
             };
-            // Rows of consecutive numbers overlap: each begins with the second number of the previous row.
-            let (table, pitch): (Vec<u8>, usize) = match are_counted(sizes) {
+            // Rows of consecutive numbers overlap: one table has the smallest to the largest number.
+            let (table, row_at): (Vec<u8>, RunSize) = match are_counted(sizes) {
                 true => {
-                    let [first, last] = [(dim.least, &sizes[0]), (dim.most, &sizes[sizes.len() - 1])];
-                    ((first.1.at(first.0)..=last.1.at(last.0)).flat_map(number).collect(), n_bytes)
+                    let firsts = [dim.least, dim.most].map(|size| sizes[0].at(size));
+                    let (first, last) = (firsts[0].min(firsts[1]), firsts[0].max(firsts[1]) + sizes.len() as i64);
+                    let RunSize { factor, term, .. } = sizes[0];
+                    let times = |n: i64| n * n_bytes as i64;
+                    let row_at = RunSize { factor: times(factor), term: times(term - first), ..sizes[0] };
+                    ((first..last).flat_map(number).collect(), row_at)
                 }
                 false => {
                     let all = (dim.least..=dim.most).flat_map(|size| sizes.iter().map(move |of| of.at(size)));
-                    (all.flat_map(number).collect(), n_bytes * sizes.len())
+                    (all.flat_map(number).collect(), of((n_bytes * sizes.len()) as i64))
                 }
             };
             let shape = [table.len() / n_bytes];
@@ -848,12 +852,8 @@ impl<'a> PlanBuilder<'a> {
             let tensor = self.plan.tensor(format!("{}.table", value.name), dtype, &shape, place);
             let (from, row) = (self.plan.whole(tensor), (sizes.len() * n_bytes) as i64);
             let none = RunSize { factor: 0, term: 0, multiple: 1, divisor: 1 };
-            let rows = CopiedRows {
-                n: 1,
-                pitches: [0; 2],
-                offsets: [of(pitch as i64), none],
-                n_bytes: RunSize { term: row, ..none },
-            };
+            let rows =
+                CopiedRows { n: 1, pitches: [0; 2], offsets: [row_at, none], n_bytes: RunSize { term: row, ..none } };
             self.push("copy", Work::Move { from, to, rows }, None);
         }
         Ok(())

@@ -100,9 +100,9 @@ pub struct OpenNet {
 /// numbers.
 const MOST_NUMBERS: usize = 64;
 
-/// Whether numbers are consecutive, and the first one grows by 1 with the size.
+/// Whether numbers are consecutive at all sizes.
 pub(crate) fn are_counted(sizes: &[RunSize]) -> bool {
-    sizes.iter().all(|size| (size.factor, size.divisor) == (1, 1))
+    sizes.iter().all(|size| (size.factor, size.divisor, size.multiple) == (sizes[0].factor, 1, 1))
         && sizes.windows(2).all(|pair| pair[1].term == pair[0].term + 1)
 }
 
@@ -283,7 +283,8 @@ impl SizeComparison<'_> {
                 continue;
             }
             let is_number = first.ty() == whole.ty() && second.ty() == whole.ty();
-            is_number.then_some(()).ok_or_else(fail)?;
+            let is_list = [first, second, whole].iter().all(|x| x.shape().len() == 1 && !x.shape().contains(&0));
+            (is_number || is_list).then_some(()).ok_or_else(fail)?;
             let whole_numbers = |tensor: &Tensor| match tensor.dtype().is_float() {
                 true => tensor.floats().into_iter().map(|x| (x.fract() == 0.0).then_some(x as i64)).collect(),
                 false => Some(tensor.i64s()),
@@ -294,7 +295,17 @@ impl SizeComparison<'_> {
             let size = |at: usize| {
                 through(self.dim, self.at, [first[at], second[at]]).filter(|size| size.at(self.dim.most) == most[at])
             };
-            let sizes = (0..most.len()).map(size).collect::<Option<Vec<_>>>();
+            // A list that has another length at each size is of consecutive numbers.
+            let is_counted = |all: &[i64]| all.windows(2).all(|pair| pair[1] == pair[0] + 1);
+            let sizes = match is_number {
+                true => (0..most.len()).map(size).collect::<Option<Vec<_>>>(),
+                false if [&first, &second, &most].into_iter().all(|all| is_counted(all)) => {
+                    let next =
+                        |first: RunSize, at: usize| RunSize { term: first.term + at as i64 * first.divisor, ..first };
+                    size(0).map(|first| (0..most.len()).map(|at| next(first, at)).collect())
+                }
+                false => None,
+            };
             let sizes = sizes.filter(|sizes| sizes.len() <= MOST_NUMBERS || are_counted(sizes)).ok_or_else(fail)?;
             numbers.push((*id, sizes));
         }

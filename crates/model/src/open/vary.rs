@@ -7,8 +7,8 @@ use tilewright_ir::expr::{BinaryOp, Cond};
 use tilewright_ir::op::{Structure, WorkloadError};
 use tilewright_runtime::{OpenDimension, RunSize};
 
-use super::through;
-use crate::fuse::{Fused, Step, nest};
+use super::{is_corner, through};
+use crate::fuse::{Fused, Kernel, Step, nest};
 use crate::net::{Kind, Node, ValueId};
 use crate::scalar::{input, number};
 
@@ -24,9 +24,6 @@ enum Form {
     Inverse,
 }
 
-/// Numbers that a node will read, in its order, with their forms.
-type Numbers = Vec<(Vec<AtSizes>, Form)>;
-
 /// Makes nodes that differ between sizes only in numbers read these numbers from separate values, which are
 /// known once a run has set its size; `nets` are those of the sizes `at` and of the largest.
 ///
@@ -37,6 +34,7 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
     if !count(&|fused| fused.net.nodes.len()) || !count(&|fused| fused.net.values.len()) {
         return Ok(());
     }
+    let windows = of_windows(dim, at, nets);
     let mut changed = of_constants(dim, at, nets);
     for node in 0..nets[2].net.nodes.len() {
         let is_changed = match nets.each_ref().map(|fused| &fused.net.nodes[node].kind) {
@@ -46,7 +44,7 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
         };
         changed.extend(is_changed.then_some(node));
     }
-    if changed.is_empty() {
+    if changed.is_empty() && windows.is_empty() {
         return Ok(());
     }
     for fused in nets {
@@ -60,9 +58,12 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
                 _ if n_loops > 0 => {}
                 Step::Kernel(kernel)
                     if matches!(kernel.workload.structure(), Structure::Nest(_))
-                        && kernel.members.iter().any(|member| changed.contains(member)) =>
+                        && (kernel.members.iter().any(|member| changed.contains(member))
+                            || windows.iter().any(|(id, _)| kernel.inputs.contains(id))) =>
                 {
-                    *kernel = nest(&fused.net, &kernel.members, &|_| 1)?;
+                    let own = windows.iter().filter(|(id, _)| kernel.inputs.contains(id)).map(|(_, node)| *node);
+                    let members: Vec<usize> = own.chain(kernel.members.iter().copied()).collect();
+                    *kernel = nest(&fused.net, &members, &|_| 1)?;
                 }
                 Step::Part { part, .. } => {
                     let maker = changed.iter().find(|&&node| fused.net.nodes[node].outputs.contains(part));
@@ -78,6 +79,79 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
         fused.steps = steps;
     }
     Ok(())
+}
+
+/// Replaces constants that are parts of the largest size's, from a start that depends on the size, by gathers
+/// from that one: encodings of relative positions, for example. Only nests may read them. Returns the values,
+/// each with its gather.
+fn of_windows(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Vec<(ValueId, usize)> {
+    let mut found = Vec::new();
+    for id in (0..nets[2].net.values.len()).map(ValueId) {
+        let constants = nets.each_ref().map(|fused| fused.net.values[id.0].constant.clone());
+        let [Some(first), Some(second), Some(whole)] = &constants else { continue };
+        if [first, second].into_iter().all(|part| is_corner(part, whole)) {
+            continue;
+        }
+        let starts = [first, second].map(|part| start_in(part, whole));
+        let [Some((axis, start)), Some((other, second_start))] = starts else { continue };
+        let starts = [start, second_start, 0].map(|start| start as f64);
+        let is_affine = matches!(form_of(dim, at, starts), Some((_, Form::Whole)));
+        if axis != other || !is_affine || !nets.iter().all(|fused| is_read_by_nests(fused, id)) {
+            continue;
+        }
+        for ((fused, own), start) in nets.iter_mut().zip(&constants).zip(starts) {
+            let n = own.as_ref().map_or(0, |own| own.shape()[axis]);
+            let net = &mut fused.net;
+            let (name, shape) =
+                (net.value(id).name.clone(), whole.shape().iter().map(|n| *n as i64).collect::<Vec<_>>());
+            let of_most = net.add_value(&format!("{name}.whole"), whole.dtype(), &shape);
+            net.values[of_most.0].constant = Some(whole.clone());
+            net.values[id.0].constant = None;
+            let kind = Kind::Gather { axis, by_element: false };
+            net.nodes.push(Node { kind, inputs: vec![Some(of_most)], outputs: vec![id], origin: name });
+            let node = net.nodes.len() - 1;
+            add_input(fused, node, DType::I64, &(0..n).map(|place| start + place as f64).collect::<Vec<_>>());
+        }
+        found.push((id, nets[2].net.nodes.len() - 1));
+    }
+    found
+}
+
+/// Dimension along which a tensor is a part of another one, and where it starts.
+fn start_in(part: &Tensor, whole: &Tensor) -> Option<(usize, usize)> {
+    let (own, all) = (part.shape(), whole.shape());
+    if own.len() != all.len() || part.dtype() != whole.dtype() || part.bytes().is_empty() {
+        return None;
+    }
+    let mut differ = (0..own.len()).filter(|axis| own[*axis] != all[*axis]);
+    let (axis, None) = (differ.next()?, differ.next()) else { return None };
+    let n_outer: usize = own[..axis].iter().product();
+    let row = part.bytes().len() / (n_outer * own[axis]);
+    if row == 0 || own[axis] > all[axis] {
+        return None;
+    }
+    let is_at = |start: &usize| {
+        (0..n_outer).all(|at| {
+            let of_whole = &whole.bytes()[(at * all[axis] + start) * row..][..own[axis] * row];
+            *of_whole == part.bytes()[at * own[axis] * row..][..own[axis] * row]
+        })
+    };
+    (0..=all[axis] - own[axis]).find(is_at).map(|start| (axis, start))
+}
+
+/// Whether only nests read a value.
+fn is_read_by_nests(fused: &Fused, id: ValueId) -> bool {
+    let is_nest =
+        |kernel: &Kernel| matches!(kernel.workload.structure(), Structure::Nest(_)) && !kernel.members.is_empty();
+    !fused.net.outputs.contains(&id)
+        && fused.steps.iter().all(|step| match step {
+            Step::Kernel(kernel) => !kernel.inputs.contains(&id) || is_nest(kernel),
+            Step::Host(node) => !node.inputs.contains(&Some(id)),
+            Step::Part { of, .. } => *of != id,
+            Step::Join { parts, .. } => !parts.contains(&id),
+            Step::Append { from, .. } | Step::Set { from, .. } => *from != id,
+            Step::Sequence(_) | Step::While(_) | Step::Again(_) => false,
+        })
 }
 
 /// Maximum number of elements of a constant that is treated as dependent on the size.
@@ -108,21 +182,18 @@ fn of_constants(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Vec
     (0..nets[2].net.nodes.len()).filter(|node| reads(&nets[2].net.nodes[*node])).collect()
 }
 
-/// Adds a value of numbers to each net, as another input of a node.
-fn add_input(nets: &mut [Fused; 3], node: usize, dtype: DType, numbers: &[AtSizes]) {
-    for (at, fused) in nets.iter_mut().enumerate() {
-        let net = &mut fused.net;
-        let name = format!("{}.sizes{}", net.nodes[node].origin, net.nodes[node].inputs.len());
-        let shape = [numbers.len()];
-        let own: Vec<f64> = numbers.iter().map(|number| number[at]).collect();
-        let tensor = match dtype.is_float() {
-            true => Tensor::from_floats(dtype, shape, &own),
-            false => Tensor::from_integers(dtype, shape, &own.iter().map(|x| *x as i128).collect::<Vec<_>>()),
-        };
-        let id = net.add_value(&name, dtype, &[numbers.len() as i64]);
-        net.varying.push((id, tensor));
-        net.nodes[node].inputs.push(Some(id));
-    }
+/// Adds a value of numbers that depend on the size to a net, as another input of a node.
+fn add_input(fused: &mut Fused, node: usize, dtype: DType, numbers: &[f64]) {
+    let net = &mut fused.net;
+    let name = format!("{}.sizes{}", net.nodes[node].origin, net.nodes[node].inputs.len());
+    let shape = [numbers.len()];
+    let tensor = match dtype.is_float() {
+        true => Tensor::from_floats(dtype, shape, numbers),
+        false => Tensor::from_integers(dtype, shape, &numbers.iter().map(|x| *x as i128).collect::<Vec<_>>()),
+    };
+    let id = net.add_value(&name, dtype, &[numbers.len() as i64]);
+    net.varying.push((id, tensor));
+    net.nodes[node].inputs.push(Some(id));
 }
 
 /// Matches a number that is affine in the size, or the inverse of such a number.
@@ -169,7 +240,7 @@ fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize)
         }
     }
     let dtype = nets[2].net.value(nets[2].net.nodes[node].output()).dtype;
-    let numbers: Numbers = found.iter().flatten().map(|(number, form)| (vec![*number], *form)).collect();
+    let numbers: Vec<(AtSizes, Form)> = found.iter().flatten().copied().collect();
     let is_fit = match dtype {
         DType::F32 | DType::F64 => true,
         DType::I32 | DType::I64 => numbers.iter().all(|(_, form)| matches!(form, Form::Whole)),
@@ -180,7 +251,7 @@ fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize)
     }
     let before = nets[2].net.nodes[node].inputs.len();
     for (number, _) in &numbers {
-        add_input(nets, node, dtype, number);
+        nets.iter_mut().zip(number).for_each(|(fused, number)| add_input(fused, node, dtype, &[*number]));
     }
     for fused in nets {
         let Kind::Map(expr) = &mut fused.net.nodes[node].kind else { return false };
@@ -224,7 +295,7 @@ fn each_number(expr: &mut Expr, change: &mut dyn FnMut(f64) -> Option<Expr>) {
     }
 }
 
-/// Replaces a slice whose start depends on the size by a gather of its positions.
+/// Replaces a slice whose start depends on the size, and perhaps its length, by a gather of its positions.
 fn of_slice(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize) -> bool {
     let parts = nets.each_ref().map(|fused| match &fused.net.nodes[node].kind {
         Kind::Slice(parts) => parts.clone(),
@@ -236,11 +307,16 @@ fn of_slice(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usiz
         .collect();
     let &[axis] = &differ[..] else { return false };
     let step = most[axis].1;
-    let n = nets[2].net.shape(nets[2].net.nodes[node].output())[axis];
-    let is_as_long = |fused: &Fused| {
+    let shapes = |fused: &Fused| {
         let node = &fused.net.nodes[node];
-        let (from, to) = (fused.net.shape(node.input(0)), fused.net.shape(node.output()));
-        to[axis] == n && from.iter().zip(to).enumerate().all(|(own, (from, to))| own == axis || from == to)
+        [fused.net.shape(node.input(0)).to_vec(), fused.net.shape(node.output()).to_vec()]
+    };
+    let lengths = nets.each_ref().map(|fused| shapes(fused)[1][axis]);
+    // Positions of any number are those of a range.
+    let is_as_long = |fused: &Fused| {
+        let [from, to] = shapes(fused);
+        (to[axis] == lengths[2] || step == 1)
+            && from.iter().zip(&to).enumerate().all(|(own, (from, to))| own == axis || from == to)
     };
     let is_whole = |parts: &Vec<(i64, i64)>| {
         parts[axis].1 == step && parts.iter().enumerate().all(|(own, part)| own == axis || *part == (0, 1))
@@ -250,9 +326,9 @@ fn of_slice(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usiz
     if !is_fit || !matches!(form_of(dim, at, firsts), Some((_, Form::Whole))) {
         return false;
     }
-    let places: Vec<AtSizes> = (0..n).map(|place| firsts.map(|first| first + (place * step) as f64)).collect();
-    add_input(nets, node, DType::I64, &places);
-    for fused in nets {
+    for ((fused, first), n) in nets.iter_mut().zip(firsts).zip(lengths) {
+        let places: Vec<f64> = (0..n).map(|place| first + (place * step) as f64).collect();
+        add_input(fused, node, DType::I64, &places);
         fused.net.nodes[node].kind = Kind::Gather { axis, by_element: false };
     }
     true

@@ -652,6 +652,32 @@ fn means_and_last_elements_take_any_number_of_rows() {
     }
 }
 
+/// Parts of a tensor whose starts depend on the size, and perhaps their lengths, as encodings of relative
+/// positions are looked up.
+#[test]
+fn slices_begin_where_the_size_says() {
+    for (ports, statements) in [
+        (
+            ["x[n 4]", "y[n 4]"],
+            "places = weights[48 4]\n n = Shape[start=0, end=1](x)\n most = numbers[48]\n from = Sub(most, n)
+             axis = numbers[0]\n own = Slice(places, from, most, axis)\n y = Add(x, own)",
+        ),
+        (
+            ["x[2 n]", "y[3 2 n]"],
+            "places = weights[3 1 48]\n n = Shape[start=1, end=2](x)\n most = numbers[48]\n from = Sub(most, n)
+             axis = numbers[2]\n own = Slice(places, from, most, axis)\n y = Add(x, own)",
+        ),
+        (
+            ["x[n 4]", "y[m 4]"],
+            "places = weights[48 4]\n n = Shape[start=0, end=1](x)\n middle = numbers[23]\n one = numbers[1]
+             before = Sub(middle, n)\n from = Add(before, one)\n to = Add(middle, n)\n axis = numbers[0]
+             both = Slice(places, from, to, axis)\n most = ReduceMax[axes=0](x)\n y = Mul(both, most)",
+        ),
+    ] {
+        check(&dim("n", 1, 20, 1), ports, statements);
+    }
+}
+
 #[test]
 fn a_batch_that_cannot_be_open_is_repeated() {
     // Heads of all texts side by side, as in PyTorch's attention.
