@@ -37,7 +37,25 @@ impl Form {
         (Form::Rust, "rust", "A crate; needs `cc`"),
         (Form::Python, "python", "A wheel; needs `cc`"),
     ];
+
+    /// Kind of thing that has this name already, so that a library of this form cannot; `None` if it can.
+    fn taken(self, name: &str) -> Option<&'static str> {
+        let is_in = |words: &str| words.split_whitespace().any(|word| word == name);
+        match self {
+            _ if is_in(SYSTEM_LIBRARIES) => Some("a library of the system"),
+            Form::Rust if is_in(RUST_NAMES) => Some("a word or a crate of Rust"),
+            Form::Python if is_in(PYTHON_NAMES) => Some("a word of Python or a module that the package imports"),
+            _ => None,
+        }
+    }
 }
+
+/// Names that linkers find in the system's folders.
+const SYSTEM_LIBRARIES: &str = "c cuda dl m OpenCL pthread rt";
+/// Names that a crate cannot have: keywords, and crates that every program may use.
+const RUST_NAMES: &str = include_str!("library/rust_names.txt");
+/// Names that a package cannot have: keywords, and the modules that the package imports.
+const PYTHON_NAMES: &str = include_str!("library/python_names.txt");
 
 /// Makes the library of a model compiled for a target, with a name from [`library_name`]. `origin` describes
 /// the model's source in a few lines.
@@ -139,14 +157,17 @@ fn write_file(folder: &Path, file: &File) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Name for the library of a workload or model: the given one, or one derived from `text`.
+/// Name for the library of a workload or model in a form: the given one, or one derived from `text`.
 ///
 /// # Errors
-/// Bad input where it is not a C identifier.
-pub fn library_name(name: Option<&str>, text: &str) -> Result<String, Error> {
+/// Bad input where it is not a C identifier, or the form cannot have it.
+pub fn library_name(name: Option<&str>, form: Form, text: &str) -> Result<String, Error> {
     let made = name.map_or_else(|| name_of(text), str::to_owned);
     if Interface::is_prefix(&made) {
-        return Ok(made);
+        return match form.taken(&made) {
+            None => Ok(made),
+            Some(what) => Err(Error::setting(Setting::Name, format!(" `{made}` is {what} (give another)"))),
+        };
     }
     let rules = "letters, digits and underscores, no digit first";
     Err(match name {
@@ -182,11 +203,33 @@ mod tests {
     fn libraries_are_named_after_workloads() {
         let name = name_of("matmul:m=64,n=64,k=64,const=b,epilogue=bias+relu");
         assert_eq!(name, "matmul_m64_n64_k64_constb_epiloguebias_relu");
+        let library_name = |name, text| library_name(name, Form::C, text);
         assert_eq!(library_name(None, "my-net").unwrap(), "my_net");
         assert_eq!(library_name(Some("net3d"), "3d-net").unwrap(), "net3d");
         for text in ["3d-net", "模型", ""] {
             assert!(library_name(None, text).unwrap_err().to_string().contains("makes no C identifier"), "{text}");
         }
         assert!(library_name(Some("3d"), "net").unwrap_err().to_string().contains("the name `3d`"));
+    }
+
+    #[test]
+    fn libraries_have_names_that_their_language_can_say() {
+        let check = |name: &str, refused: &[Form]| {
+            for (form, ..) in Form::ALL {
+                let found = [library_name(Some(name), form, "net"), library_name(None, form, name)];
+                for found in found {
+                    assert_eq!(found.is_err(), refused.contains(&form), "{name} {form:?}");
+                    let told = found.map_or_else(|error| error.to_string(), |_| "(give another)".to_owned());
+                    assert!(told.ends_with("(give another)"), "{told}");
+                }
+            }
+        };
+        check("class", &[Form::Python]);
+        check("numpy", &[Form::Python]);
+        check("self", &[Form::Rust]);
+        check("core", &[Form::Rust]);
+        check("while", &[Form::Rust, Form::Python]);
+        check("m", &Form::ALL.map(|(form, ..)| form));
+        check("int", &[]);
     }
 }

@@ -71,7 +71,7 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
         return Err(bad_input(format!("--ahead is for models, not for {} (leave it out)", args.of.workload)));
     }
     let workload = args.of.workload()?;
-    library_name(args.name.as_deref(), &workload.to_string())?;
+    library_name(args.name.as_deref(), args.form, &workload.to_string())?;
     let machine = &args.of.machine;
     let (target, threads) = (machine.place().code_target()?, machine.threads);
     let template = args.template.as_deref();
@@ -109,7 +109,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
         return Err(bad_input(format!("--template {}: {why}", one_line(template))));
     }
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    library_name(args.name.as_deref(), &stem)?;
+    library_name(args.name.as_deref(), args.form, &stem)?;
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
     let file = if args.ahead { file.ahead() } else { file };
@@ -154,7 +154,7 @@ impl CompileArgs {
         let mut origin = vec![format!("{text} for {}{on}", target.name())];
         origin.extend_from_slice(made_of);
         origin.push(format!("made by tilewright {BUILD}"));
-        let name = library_name(self.name.as_deref(), text)?;
+        let name = library_name(self.name.as_deref(), self.form, text)?;
         let library = library(&name, model, target, threads, self.weights, &origin)?;
         let files = write_library(&library, self.form, &self.output)?;
         message(&format!("{} written to {}", count(files.len() as u64, "file"), self.output.display()));
