@@ -250,6 +250,11 @@ impl Tensor {
         Tensor { ty: TensorType::new(DType::F32, self.ty.shape.clone()), bytes: bytes.into() }
     }
 
+    /// Rounds the elements to another floating-point type; they are shared if they have it.
+    pub fn rounded(&self, dtype: DType) -> Tensor {
+        if dtype == self.dtype() { self.clone() } else { Tensor::from_floats(dtype, self.shape(), &self.floats()) }
+    }
+
     /// Tensor of another shape with the same elements, shared.
     ///
     /// # Panics

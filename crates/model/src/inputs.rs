@@ -60,7 +60,7 @@ pub fn feed(graph: &mut Graph, bindings: &Bindings, tensors: Vec<(String, Tensor
         let is_rounded =
             tensor.dtype() == DType::F32 && value.declared.as_ref().is_some_and(|d| d.dtype == DType::Bf16);
         let tensor = match is_rounded {
-            true => Tensor::from_floats(DType::Bf16, tensor.shape(), &tensor.floats()),
+            true => tensor.rounded(DType::Bf16),
             false => tensor,
         };
         if let Some(declared) = &value.declared {

@@ -1,5 +1,6 @@
 //! Tensors in NumPy's files: a `.npy` file holds one, a `.npz` file several by name.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -39,14 +40,17 @@ const TYPES: [(DType, &str); 12] = [
 /// Parses a `.npy` file.
 ///
 /// # Errors
-/// If the file is not a `.npy` file, is truncated, or holds anything other than numbers in row-major order.
+/// If the file is not a `.npy` file, is truncated, or holds anything other than numbers.
 pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
     let array = npy::read(file)?;
     let Some((dtype, _)) = TYPES.iter().find(|(_, name)| *name == array.element) else {
         let known: Vec<&str> = TYPES.iter().map(|(_, name)| *name).collect();
         return error(format!("its elements are {} (convert them to one of {})", array.element, known.join(", ")));
     };
-    let data = file.slice_ref(array.elements(dtype.size())?);
+    let data = match array.elements(dtype.size())? {
+        Cow::Borrowed(elements) => file.slice_ref(elements),
+        Cow::Owned(elements) => elements.into(),
+    };
     Ok(Tensor::new(TensorType::new(*dtype, array.shape), data).expect("as many bytes as the type takes"))
 }
 
@@ -187,8 +191,7 @@ pub fn write_tensors(folder: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<
     let mut files: Vec<PathBuf> = Vec::new();
     for ((_, tensor), name) in tensors.iter().zip(names) {
         // NumPy has no such type.
-        let as_single = || Tensor::from_floats(DType::F32, tensor.shape(), &tensor.floats());
-        let tensor = &if tensor.dtype() == DType::Bf16 { as_single() } else { tensor.clone() };
+        let tensor = &if tensor.dtype() == DType::Bf16 { tensor.widened() } else { tensor.clone() };
         let path = folder.join(name);
         write_into_folder(&path, &write_npy(tensor))
             .map_err(|error| tilewright::Error::failed(format!("cannot write {}", path.display())).because(error))?;

@@ -355,11 +355,7 @@ impl Runner {
             let memory = context.state(at).expect("invariant: the plan has the net's states");
             let bytes: Vec<u8> = state.parts(n).flat_map(|(all, _)| memory[all].to_vec()).collect();
             let tensor = Tensor::new(state.with(n), bytes.into()).expect("it has the type's bytes");
-            let tensor = match state.dtype == tensor.dtype() {
-                true => tensor,
-                false => Tensor::from_floats(state.dtype, tensor.shape().to_vec(), &tensor.floats()),
-            };
-            all.push((state.present.clone(), tensor));
+            all.push((state.present.clone(), tensor.rounded(state.dtype)));
         }
         all
     }

@@ -220,7 +220,7 @@ fn elements(file: &[u8], port: &KernelPort) -> Result<Vec<f64>, String> {
         return Err(format!("it has {found} elements, not {n}"));
     }
     let bytes = array.elements(port.dtype.bytes() as usize).map_err(|error| error.to_string())?;
-    Ok(port.dtype.read_held(bytes))
+    Ok(port.dtype.read_held(&bytes))
 }
 
 #[cfg(test)]
