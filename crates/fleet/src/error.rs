@@ -109,6 +109,11 @@ pub enum Error {
         /// Kind of name.
         what: &'static str,
     },
+    /// Invalid name of a server's host.
+    #[error(
+        "`{0}` is neither a host's name nor an address (give it as in lab.example.com or 10.0.0.7, without a port)"
+    )]
+    Host(String),
     /// Class without online devices.
     #[error(
         "no device of class `{class}` is there{others} (start one: tilewright serve --fleet {address} --class {class})"

@@ -1,5 +1,6 @@
 //! Keys: permissions of the machines of a fleet, and certificates by which they verify the server.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
@@ -134,6 +135,16 @@ pub struct KeyFile {
     pub what: &'static str,
 }
 
+/// Whether a text is an address, or a name that certificates can have.
+fn is_host(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        (1..=63).contains(&label.len()) && label.chars().all(is_plain)
+    };
+    let labels = text.strip_prefix("*.").unwrap_or(text);
+    text.parse::<IpAddr>().is_ok() || text.len() <= 253 && labels.split('.').all(is_label)
+}
+
 /// Generates a server's configuration with its certificate, and a key file for the tuner and for each device.
 ///
 /// # Errors
@@ -141,6 +152,9 @@ pub struct KeyFile {
 pub fn make_keys(request: &KeysRequest) -> Result<Vec<KeyFile>, Error> {
     check_name("class", &request.class)?;
     request.devices.iter().try_for_each(|device| check_name("device", device))?;
+    if let Some(host) = request.hosts.iter().find(|host| !is_host(host)) {
+        return Err(Error::Host(host.chars().take(60).collect()));
+    }
     if let Some(twice) = request
         .devices
         .iter()
@@ -260,6 +274,13 @@ mod tests {
         };
         assert!(refused(&["a", "a"]).contains("`a`") && refused(&["tuner"]).contains("`tuner`"));
         assert!(refused(&["a.b"]).contains("`a.b`"));
+        for host in ["bad host", "", "nats://lab", "lab:4222", "a..b", "läb"] {
+            let told = make_keys(&KeysRequest { hosts: vec![host.into()], ..request.clone() }).unwrap_err().to_string();
+            assert!(told.starts_with(&format!("`{host}` is neither")), "{told}");
+        }
+        for host in ["*.lab.example.com", "::1", "pi_2"] {
+            assert!(make_keys(&KeysRequest { hosts: vec![host.into()], ..request.clone() }).is_ok(), "{host}");
+        }
         assert!(Credentials::parse("x", b"{}").unwrap_err().to_string().contains("tilewright fleet keys"));
     }
 }
