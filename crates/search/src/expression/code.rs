@@ -236,7 +236,8 @@ impl NameResolver<'_> {
                 if of_b.is_numeric() && of_b != ValueType::Any {
                     return Self::refuse(right, symbol, &ValueType::List, &of_b);
                 }
-                if let (ValueType::Category(_), ExpressionNode::Apply(Op::List | Op::Set, items)) = (&of_a, &right.kind)
+                if let (ValueType::Category(_) | ValueType::List, ExpressionNode::Apply(Op::List | Op::Set, items)) =
+                    (&of_a, &right.kind)
                 {
                     for item in items {
                         self.check_category(symbol, &of_a, item)?;
@@ -244,9 +245,9 @@ impl NameResolver<'_> {
                 }
             }
             Op::Equal | Op::NotEqual => {
-                if matches!(of_a, ValueType::Category(_)) {
+                if matches!(of_a, ValueType::Category(_) | ValueType::List) {
                     self.check_category(symbol, &of_a, right)?;
-                } else if matches!(of_b, ValueType::Category(_)) {
+                } else if matches!(of_b, ValueType::Category(_) | ValueType::List) {
                     self.check_category(symbol, &of_b, left)?;
                 }
             }
@@ -262,14 +263,17 @@ impl NameResolver<'_> {
         Ok(ResolvedExpression::Apply(operator, vec![a, b]))
     }
 
-    /// Refuses a text that no category equals, which is a mistake of the author.
+    /// Refuses a text that no category equals, or that is compared with a list: a mistake of the author.
     fn check_category(
         &mut self,
         operator: &'static str,
         category: &ValueType,
         other: &Expression,
     ) -> Result<(), ExpressionError> {
-        let ValueType::Category(values) = category else { return Ok(()) };
+        let ValueType::Category(values) = category else {
+            let is_text = self.compile(other)?.1.is_text();
+            return if is_text { Self::refuse(other, operator, category, &ValueType::Text) } else { Ok(()) };
+        };
         if let ExpressionNode::Constant(Datum::Text(text)) = &other.kind {
             if values.iter().any(|value| **value == **text) {
                 return Ok(());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Domain, Parameter, Value};
-use crate::expression::{Datum, Expression, ExpressionError, ResolvedExpression, ValueType, VariableNames};
+use crate::expression::{self, Datum, Expression, ExpressionError, ResolvedExpression, ValueType, VariableNames};
 
 type ConfigTest = dyn Fn(&[&Value]) -> bool + Send + Sync;
 
@@ -52,10 +52,11 @@ pub(super) enum Reading {
     Text,
     Number,
     Boolean,
+    List,
 }
 
 impl Reading {
-    /// Form for a domain: texts that are all numbers, or all booleans, are read as such.
+    /// Form for a domain: texts that are all numbers, all booleans or all lists are read as such.
     pub(super) fn of(domain: &Domain) -> Reading {
         let Domain::Categorical(texts) = domain else { return Reading::Text };
         let is_number = |text: &String| text.parse::<f64>().is_ok_and(f64::is_finite);
@@ -63,6 +64,8 @@ impl Reading {
             Reading::Boolean
         } else if texts.iter().all(is_number) {
             Reading::Number
+        } else if texts.iter().all(|text| text.starts_with('[') && expression::list(text).is_ok()) {
+            Reading::List
         } else {
             Reading::Text
         }
@@ -78,6 +81,7 @@ impl Reading {
                 Ok(number) => Datum::Int(number),
                 Err(_) => Datum::Float(text.parse().unwrap_or(f64::NAN)),
             },
+            (Value::Text(text), Reading::List) => list(expression::list(text).unwrap_or_default()),
             (Value::Text(text), Reading::Text) => text.as_str().into(),
             (Value::Factors(factors), _) => list(factors.iter().map(|&factor| Datum::Int(factor as i64)).collect()),
             (Value::Order(names), _) => list(names.iter().map(|name| name.as_str().into()).collect()),
@@ -88,6 +92,7 @@ impl Reading {
         match (domain, self) {
             (Domain::Ordinal(_), _) | (_, Reading::Number) => ValueType::Number,
             (_, Reading::Boolean) => ValueType::Boolean,
+            (_, Reading::List) => ValueType::List,
             (Domain::Categorical(texts), Reading::Text) => ValueType::Category(texts.as_slice().into()),
             (Domain::Factorization { .. } | Domain::Permutation(_), Reading::Text) => ValueType::List,
         }
@@ -137,7 +142,8 @@ impl Constraint {
     }
 
     /// Parses a constraint from an expression over some of these parameters. Factorizations and permutations
-    /// are lists in it. Categorical values that are all numbers, or all `true` and `false`, are read as such.
+    /// are lists in it. Categorical values that are all numbers, all `true` and `false`, or all lists such as
+    /// `[1, 2]` are read as such.
     ///
     /// ```
     /// # use tilewright_search::{Constraint, Parameter};

@@ -555,6 +555,25 @@ fn remainders_of_a_trillion_combinations_are_counted_or_refused_at_once() {
     assert!(start.elapsed().as_secs() < 10, "{:.1} s", start.elapsed().as_secs_f64());
 }
 
+/// Checks that texts that are all lists are lists to constraints, as in a space of Python's.
+#[test]
+fn constraints_read_items_of_values_that_are_lists() {
+    let of = |name: &str, values: &str| Parameter::of_data(name, &crate::expression::list(values).unwrap());
+    let parameters = [of("n", "[[1, 2], [2, 3], [4, 1]]"), of("m", "[[1], [2, 'x'], []]")];
+    let legal = |text: &str| {
+        let space = by_expressions(&parameters, &[text]).unwrap();
+        (0..space.size()).map(|at| space.value(&space.config_at(at), "n").text().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(legal("n[0] > 1 and len(m) == 2"), ["[2, 3]", "[4, 1]"]);
+    assert_eq!(legal("sum(n) == 3 and m == []"), ["[1, 2]"]);
+    assert_eq!(legal("n in [[2, 3], [9, 9]] and m[0] == 1"), ["[2, 3]"]);
+    // A text equals no list.
+    for text in ["n == '[1, 2]'", "n != '[1, 2]'", "n in ['[1, 2]']"] {
+        let error = Constraint::parse(text, text, &parameters).unwrap_err().to_string();
+        assert!(error.contains("takes a list, found a text"), "{error}");
+    }
+}
+
 #[test]
 fn an_expression_that_reads_nothing_or_holds_nowhere_is_named() {
     let parameters = [Parameter::ordinal("a", 1..=3), Parameter::ordinal("b", 1..=3)];
