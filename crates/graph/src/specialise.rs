@@ -7,7 +7,7 @@ mod sequences;
 mod varies;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 pub use self::dynamic::DynamicPart;
 use self::mask::{MASK, with_cache};
@@ -470,6 +470,9 @@ impl Specialiser {
         };
         check_types(&types, node.outputs.len()).map_err(refuse)?;
         let n_bytes: usize = types.iter().map(|ty| ty.checked_bytes().expect("it was checked")).sum();
+        if n_bytes > MOST_MADE {
+            self.check_made(&types, inputs).map_err(refuse)?;
+        }
         let is_known = facts.iter().flatten().all(|fact| fact.value.is_some()) || node.op.reads_type_only();
         let varies = self.varies(&node.op, inputs);
         let is_folded = is_known && n_bytes <= self.fold_bytes && may_fold(&node.op, given, &types, varies);
@@ -496,6 +499,39 @@ impl Specialiser {
             self.graph.add_node(Node { op, place, inputs: inputs.to_vec(), outputs });
         }
         Ok(())
+    }
+
+    /// Checks that large outputs are not constants that little is expanded to, which no weights are: all of
+    /// them would be in memory, several times while they are made.
+    ///
+    /// # Errors
+    /// If they are.
+    fn check_made(&self, types: &[TensorType], inputs: &[Option<ValueId>]) -> Result<(), OpError> {
+        let of_inputs = inputs.iter().flatten().filter_map(|id| self.graph.value(*id).ty.as_ref()?.checked_bytes());
+        let n_given: usize = of_inputs.fold(0, usize::saturating_add);
+        let n_made = types.iter().filter_map(TensorType::checked_bytes).fold(0, usize::saturating_add);
+        if n_made / LEAST_GROWTH < n_given || !self.are_of_constants(inputs) {
+            return Ok(());
+        }
+        let (ty, mib) = (&types[0], n_made >> 20);
+        Err(invalid!(
+            "its output {ty} would be a constant of {mib} MiB made of {n_given} bytes (give it smaller sizes)"
+        ))
+    }
+
+    /// Whether values are computed from constants alone.
+    fn are_of_constants(&self, values: &[Option<ValueId>]) -> bool {
+        let mut open: Vec<ValueId> = values.iter().flatten().copied().collect();
+        let mut seen = HashSet::new();
+        while let Some(id) = open.pop() {
+            let value = self.graph.value(id);
+            match value.producer {
+                _ if value.constant.is_some() || !seen.insert(id) => {}
+                Some((node, _)) => open.extend(self.graph.node(node).inputs.iter().flatten()),
+                None => return false,
+            }
+        }
+        true
     }
 
     fn varies(&self, op: &Op, inputs: &[Option<ValueId>]) -> Varies {
@@ -590,6 +626,10 @@ fn comma(shape: &[usize]) -> String {
 
 /// Maximum size of a tensor that a single number fills, in bytes.
 const MOST_FILLED: usize = 1 << 24;
+
+/// Maximum number of bytes of a constant that a node makes of inputs smaller by [`LEAST_GROWTH`].
+const MOST_MADE: usize = 1 << 31;
+const LEAST_GROWTH: usize = 16;
 
 /// Parses a constant.
 fn parsed(ty: &TensorType, text: &str) -> Result<Tensor, String> {

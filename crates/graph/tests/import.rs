@@ -756,3 +756,27 @@ fn weights_that_are_inputs_are_defaults() {
     let said = specialise(&new, &bindings).problems[0].to_string();
     assert_eq!(said, "input `w` has the shape of its default (leave --shape w out)");
 }
+
+/// Constants that take gigabytes are refused before they are made, wherever the small ones come from that
+/// they are made of.
+#[test]
+fn gigabytes_are_not_made_of_nothing() {
+    let vector = |name: &str, numbers: &[i64]| field(5, tensor(name, &Tensor::vector(numbers)));
+    let floats = |name: &str| field(5, tensor(name, &Tensor::from_floats(DType::F32, [4], &[1.0; 4])));
+    let check = |nodes: &[Vec<u8>], is_refused: bool| {
+        let all = [vector("n", &[1 << 31]), vector("m", &[1 << 20]), vector("k", &[1 << 11]), floats("v")].concat();
+        let x = field(11, declared("x", DType::F32, &[1]));
+        let graph = [nodes.concat(), all, x, field(12, field(1, "y"))].concat();
+        let special = specialise(&read(&model(18, graph)).unwrap(), &Bindings::default());
+        let told = problems_text(&special.problems);
+        assert_eq!(told.contains("would be a constant of 8192 MiB made of"), is_refused, "{told}");
+        assert_eq!(told.is_empty(), !is_refused, "{told}");
+    };
+    let made = |op: &str, inputs: &[&str]| node(op, inputs, &["y"], &[]);
+    check(&[made("ConstantOfShape", &["n"])], true);
+    check(&[node("ReduceSum", &["v"], &["w"], &[]), made("Expand", &["w", "n"])], true);
+    check(&[node("ConstantOfShape", &["m"], &["c"], &[]), made("Tile", &["c", "k"])], true);
+    check(&[node("ConstantOfShape", &["m"], &["c"], &[]), made("Tile", &["x", "m"])], false);
+    check(&[made("Expand", &["x", "n"])], false);
+    check(&[made("ConstantOfShape", &["m"])], false);
+}
