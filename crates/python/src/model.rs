@@ -8,7 +8,7 @@ use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tilewright::{CPU, Cache, Database, DeviceSpec, Error, HOST, SharedStore, one_line};
-use tilewright_graph::{Bindings, Problem, Reason, problems_text, specialise};
+use tilewright_graph::{Bindings, Graph, Problem, Reason, problems_text, specialise};
 use tilewright_model::{CompileOptions, ValueId, compile_known, lower, read_model};
 use tilewright_runtime::AnyModel;
 
@@ -25,6 +25,8 @@ const NO_BF16: &str = "bf16=True changes nothing: this CPU has no products of bf
 struct ModelRequest {
     file: PathBuf,
     bindings: Bindings,
+    /// Shapes of the arrays that inputs are bound to, by name.
+    bound_shapes: Vec<(String, Vec<usize>)>,
     threads: usize,
     exact: bool,
     bf16: bool,
@@ -43,6 +45,20 @@ struct LoadedModel {
 }
 
 impl ModelRequest {
+    /// Checks that arrays have the shapes of the inputs that are bound to them, as far as these are known.
+    fn check_bound(&self, graph: &Graph) -> Result<(), String> {
+        for (name, found) in &self.bound_shapes {
+            let Some((_, value)) = graph.values().find(|(_, value)| value.name == *name) else { continue };
+            let given = self.bindings.shapes.iter().rfind(|(of, _)| of == name).map(|(_, shape)| shape.clone());
+            let declared = || self.bindings.bound(value.declared.as_ref()?.dims.as_ref()?).ok();
+            let default = value.constant.as_ref().map(|constant| constant.shape().to_vec());
+            if let Some(shape) = given.or(default).or_else(declared).filter(|shape| shape != found) {
+                return Err(format!("values: {name} is an array of shape {found:?}, and the input has {shape:?}"));
+            }
+        }
+        Ok(())
+    }
+
     fn load(&self) -> Result<LoadedModel, Error> {
         let input = |what: &dyn std::fmt::Display| {
             Error::input(format!("{}: {}", self.file.display(), in_python(&one_line(&what.to_string()))))
@@ -50,7 +66,10 @@ impl ModelRequest {
         if self.exact && self.bf16 {
             return Err(input(&"exact=True and bf16=True exclude each other (give one of them)"));
         }
-        let special = specialise(&read_model(&self.file)?.graph, &self.bindings);
+        let graph = read_model(&self.file)?.graph;
+        self.check_bound(&graph).map_err(|why| input(&why))?;
+        let special = specialise(&graph, &self.bindings);
+        drop(graph);
         match &special.problems[..] {
             [] => {}
             problems => return Err(input(&told(problems))),
@@ -158,7 +177,7 @@ impl Model {
         file: PathBuf,
         dims: Vec<(String, Whole<usize>)>,
         shapes: Vec<(String, Vec<Whole<usize>>)>,
-        values: Vec<(String, String)>,
+        values: Vec<(String, String, Option<Vec<usize>>)>,
         threads: Threads,
         exact: bool,
         bf16: bool,
@@ -168,8 +187,11 @@ impl Model {
         let dims = dims.into_iter().map(|(name, size)| (name, size.0)).collect();
         let shape = |shape: Vec<Whole<usize>>| shape.into_iter().map(|size| size.0).collect();
         let shapes = shapes.into_iter().map(|(name, sizes)| (name, shape(sizes))).collect();
+        let bound_shapes = values.iter().filter_map(|(name, _, shape)| Some((name.clone(), shape.clone()?))).collect();
+        let values = values.into_iter().map(|(name, numbers, _)| (name, numbers)).collect();
         let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX, ..Bindings::default() };
-        let request = ModelRequest { file: file.clone(), bindings, threads: threads.0, exact, bf16, db, store };
+        let threads = threads.0;
+        let request = ModelRequest { file: file.clone(), bindings, bound_shapes, threads, exact, bf16, db, store };
         let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;
         value::warn(py, &loaded.notes)?;
         Ok(Model { file, loaded })

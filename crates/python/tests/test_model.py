@@ -82,6 +82,7 @@ class Models(unittest.TestCase):
             (ValueError, "no input has a dimension `n`", lambda: self.load(dims={"n": 3, "batch": 1})),
             (ValueError, "cannot read", lambda: tw.load(self.path.parent / "none.onnx")),
             (ValueError, "not an ONNX model", lambda: tw.load(__file__)),
+            (ValueError, "values: k is an array of shape", lambda: self.load(values={"k": numpy.reshape(K, (1, 1, -1))})),
             (ValueError, "threads", lambda: self.load(threads=0)),
         ]:
             with self.assertRaises(error) as raised:

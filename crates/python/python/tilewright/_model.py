@@ -129,11 +129,13 @@ def load(
     import numpy
 
     numbers = lambda value: ",".join(repr(number) for number in numpy.asarray(value).ravel().tolist())
+    # A single number fills an input of any shape.
+    shape_of = lambda value: None if numpy.size(value) == 1 else numpy.shape(value)
     native = _tilewright.Model(
         file,
         dims=list((dims or {}).items()),
         shapes=[(name, list(shape)) for name, shape in (shapes or {}).items()],
-        values=[(name, numbers(value)) for name, value in (values or {}).items()],
+        values=[(name, numbers(value), shape_of(value)) for name, value in (values or {}).items()],
         threads=threads,
         exact=exact,
         bf16=bf16,

@@ -208,6 +208,9 @@ def tune(
             reason = "its trials are in the run's `trials`" if alien == "db" else "leave it out"
             raise TypeError(f"{alien}= is for workloads, not for a function of Python ({reason})")
         return _FunctionRun(what, function, trials, time, search, seed, catch)
+    if not isinstance(what, str):
+        found = type(what).__name__
+        raise TypeError(f"tune() takes a Space or the text of a workload, not {found} (Space(parameters) makes one)")
     if function is not None:
         raise TypeError("a workload is measured by Tilewright: tune(workload) takes no function")
     settings = dict(search=search, trials=trials, time=time, seed=seed, threads=threads, race=race)
