@@ -180,7 +180,7 @@ pub use import::{MOST_THREADS, RECORDS};
 pub use kernel::{Argument, Kernel};
 #[cfg(feature = "peers")]
 pub use machine::Machine;
-pub use observer::{Begin, Note, Observer, Plan};
+pub use observer::{Begin, Note, Observer, Plan, while_telling};
 pub use request::{DEFAULT_SEARCH, DEFAULT_TIME, Job, OnRunner, Request, Settings};
 pub use run::earlier::{Earlier, earlier, errors_of};
 pub use run::finals::{Contenders, EndLimits, Leader, Untuned, rank};

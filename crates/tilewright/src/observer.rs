@@ -1,6 +1,8 @@
 //! Observers of runs, and the notes that they receive.
 
 use std::fmt;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use tilewright_search::{ErrorClass, Report};
@@ -129,6 +131,30 @@ pub struct Plan {
     pub limits: Option<EndLimits>,
 }
 
+/// Time after which [`while_telling`] tells.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Counts the configurations that constraints allow, by `work`; calls `tell` with a message if that takes
+/// long.
+pub fn while_telling<T>(tell: impl FnOnce(&str) + Send, work: impl FnOnce() -> T) -> T {
+    while_telling_after(SILENCE, tell, work)
+}
+
+fn while_telling_after<T>(silence: Duration, tell: impl FnOnce(&str) + Send, work: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        let (is_done, waiting) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            if waiting.recv_timeout(silence) == Err(RecvTimeoutError::Timeout) {
+                let less = "fewer values, or constraints of fewer parameters, take less";
+                tell(&format!("counting the configurations that the constraints allow, which takes long ({less})"));
+            }
+        });
+        let result = work();
+        drop(is_done);
+        result
+    })
+}
+
 /// Time of a run in seconds above which it is announced as slow.
 const SLOW_RUN_S: f64 = 0.1;
 
@@ -153,5 +179,25 @@ impl fmt::Display for Plan {
             parts.push(format!("untuned kernel: at most {}", seconds(limits.untuned)));
         }
         f.write_str(&parts.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn only_work_that_takes_long_is_told_of() {
+        let n_told = AtomicUsize::new(0);
+        let tell = |text: &str| {
+            assert!(text.starts_with("counting the configurations"), "{text}");
+            n_told.fetch_add(1, Ordering::Relaxed);
+        };
+        let is_told = || while n_told.load(Ordering::Relaxed) == 0 {};
+        while_telling_after(Duration::ZERO, tell, is_told);
+        assert_eq!(while_telling_after(Duration::from_secs(3600), tell, || 7), 7);
+        assert_eq!(n_told.into_inner(), 1);
     }
 }

@@ -1,12 +1,12 @@
 //! `tune --command`, `tune --kernel`: the user's programs and kernels.
 
-use tilewright::{KernelFile, Request, Session, Tuned};
+use tilewright::{KernelFile, Request, Session, Tuned, while_telling};
 
 use super::tune_args::TuneArgs;
 use super::worker_command;
 use crate::error::bad_input;
 use crate::interrupts::{Interrupts, remark};
-use crate::output::{digits, duration, write_result};
+use crate::output::{digits, duration, message, write_result};
 use crate::progress::Shown;
 use crate::summary;
 
@@ -18,7 +18,7 @@ fn request(args: &TuneArgs) -> anyhow::Result<Request> {
         return Ok(request.run_timeout(own.timeout.or(args.run_timeout)));
     }
     let path = own.kernel.as_ref().ok_or_else(|| bad_input("neither --command nor --kernel is given"))?;
-    let kernel = KernelFile::read(path)?;
+    let kernel = while_telling(message, || KernelFile::read(path))?;
     let (threads, device) = args.own_place(kernel.is_for_gpu())?;
     Ok(args.request(kernel).threads(threads).device(device))
 }
@@ -44,7 +44,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 fn tell(mut tuned: Tuned, show: &dyn Fn(f64) -> String, may_race: bool, as_json: bool) -> anyhow::Result<()> {
     remark(&tuned);
     let lost = tuned.lost.take().map(anyhow::Error::from);
-    let failure = tuned.failure().map(anyhow::Error::from);
+    let failure = summary::failure(&tuned);
     if failure.is_none() || as_json {
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
         write_result(as_json, &json, &summary::own(&tuned, show, may_race))?;

@@ -14,7 +14,7 @@ use tilewright_tune::predict::content_hash;
 use super::files::Files;
 use super::own::OwnRun;
 use crate::error::{Error, Setting};
-use crate::observer::{Note, Observer};
+use crate::observer::{Note, Observer, while_telling};
 use crate::referee::parse_metric;
 use crate::request::Settings;
 
@@ -141,11 +141,10 @@ impl Command {
     }
 }
 
-/// Whether a text is written as a range: numbers with two dots between them.
+/// Whether a text is written as a range: two dots after a number, or before one alone.
 fn is_range(text: &str) -> bool {
-    let mut ends = text.split("..").map(|end| end.trim_start_matches('=').trim());
-    let is_number = |end: &str| end.parse::<f64>().is_ok();
-    text.contains("..") && ends.clone().all(|end| end.is_empty() || is_number(end)) && ends.any(is_number)
+    let is_number = |end: &str| end.trim_start_matches('=').trim().parse::<f64>().is_ok();
+    text.split_once("..").is_some_and(|(first, last)| is_number(first) || first.trim().is_empty() && is_number(last))
 }
 
 /// Parses a list of values: `8,16,32`, `1..8` with both ends, or a list as Python writes it.
@@ -245,7 +244,8 @@ impl Command {
     fn check_names(&self) -> Result<(), Error> {
         let names = || self.parameters.iter().map(|(name, _)| name);
         if let Some(name) = names().find(|name| !is_name_or_place(name)) {
-            let mend = "give letters, digits and _, a place as in sizes[0], no word of the expressions, nor `dir`";
+            let mend =
+                "give ASCII letters, digits and _, a place as in sizes[0], no word of the expressions, nor `dir`";
             return Err(refuse_name(name, mend));
         }
         let variable = |name: &String| CommandTemplate::variable(name);
@@ -352,7 +352,9 @@ pub(crate) fn subject<'a>(
     settings: &'a Settings,
     observer: &dyn Observer,
 ) -> Result<OwnRun<'a>, Error> {
-    let (space, options) = (Arc::new(command.space()?), command.options(settings)?);
+    let tell = |text: &str| observer.note(Note::Message(text.to_owned()));
+    let space = Arc::new(while_telling(tell, || command.space())?);
+    let options = command.options(settings)?;
     if options.objectives.is_several() && settings.stop_below.is_some() {
         let mend = "end the search by a number of trials or a time";
         return Err(Error::input(format!("what a search is expected to gain is of one metric alone ({mend})")));
@@ -393,7 +395,9 @@ mod tests {
         assert!(parse_values("0..1048576").unwrap_err().to_string().contains("more than 2^20 values (write fewer"));
         check("../a,..,a..b", "[\"../a\", \"..\", \"a..b\"]");
         check("[i / 10 for i in range(1, 3)]", "[0.1, 0.2]");
-        for text in ["0.1..0.5", "1..", "..8", "1..8..2", "1..4,8", "1..1e3", "0..=0.5", "-1.5 .. 1"] {
+        for text in
+            ["0.1..0.5", "1..", "..8", "1..8..2", "1..4,8", "1..1e3", "0..=0.5", "-1.5 .. 1", "0..10**9", "1..n"]
+        {
             let error = parse_values(text).unwrap_err().to_string();
             assert!(error.contains("no range of whole numbers"), "{text}: {error}");
         }

@@ -237,7 +237,10 @@ impl KernelFile {
     pub fn space(&self) -> Result<Space, Error> {
         let values = self.values()?;
         if let Some((name, _)) = values.iter().find(|(name, _)| !is_plain_name(name)) {
-            return Err(refuse_name(name, "give letters, digits and _, and no word of the expressions, nor `dir`"));
+            return Err(refuse_name(
+                name,
+                "give ASCII letters, digits and _, and no word of the expressions, nor `dir`",
+            ));
         }
         space_of(KERNEL, &values, &self.form.constraints)
     }
