@@ -75,13 +75,24 @@ pub fn option(setting: Setting) -> &'static str {
         Setting::Name => "--name",
         Setting::Prepare => "--prepare",
         Setting::Runner => "--runner",
-        Setting::RunTimeout => "--run-timeout",
+        Setting::RunTimeout => run_timeout_option(),
         Setting::Threads => "--threads",
         Setting::Transfer => "--transfer",
         Setting::Weights => "--weights",
         // Settings added later have no option until it is listed here.
         _ => "the setting",
     }
+}
+
+/// Option that sets the timeout of a run: a command has one of its own, unless the general one is given.
+fn run_timeout_option() -> &'static str {
+    let is_given = |option: &str| {
+        let is_it = |argument: String| {
+            argument.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        std::env::args_os().any(|argument| argument.into_string().is_ok_and(is_it))
+    };
+    if is_given("--command") && !is_given("--run-timeout") { "--timeout" } else { "--run-timeout" }
 }
 
 /// Rephrases an error of the library for the command: settings become options, and hints name options.

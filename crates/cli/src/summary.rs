@@ -55,6 +55,16 @@ pub fn turn(turned: &TurnEnd, labels: &[String]) -> String {
     format!("{n_trials} trials · {left:.0} s left · {whole} · {} {best}", labels[turned.at])
 }
 
+/// Failure of a run, an interrupted one without a result included.
+pub fn failure(tuned: &Tuned) -> Option<anyhow::Error> {
+    let has_result = tuned.best.is_some() || tuned.emulated && tuned.any_right;
+    match tuned.failure() {
+        Some(failure) => Some(failure.into()),
+        None if has_result => None,
+        None => Some(anyhow::anyhow!("interrupted before a candidate gave a right answer")),
+    }
+}
+
 /// Summarises a result in lines: the winner, its margin and its competitors, the time by phase and the place
 /// of the records. `may_race` says whether a race was requested.
 pub fn tuned(tuned: &Tuned, workload: &Workload, may_race: bool) -> String {
@@ -65,7 +75,7 @@ pub fn tuned(tuned: &Tuned, workload: &Workload, may_race: bool) -> String {
         let ending = ending(tuned);
         return format!("{title}\nemulated {n_right} of {of} gave the right answer; none was timed\n{ending}");
     }
-    let Some(best) = &tuned.best else { return "interrupted before a candidate was measured".to_owned() };
+    let Some(best) = &tuned.best else { return String::new() };
     let speed = format!("{} GFLOP/s, {}", digits(best.gflops), duration(best.median_ns));
     match &tuned.race {
         Some(race) => format!("{title}\nwinner   {speed}{}{}", raced(tuned, workload, best, race), ending(tuned)),
@@ -85,7 +95,7 @@ pub fn tuned(tuned: &Tuned, workload: &Workload, may_race: bool) -> String {
 /// whether a race was requested.
 pub fn own(tuned: &Tuned, show: &dyn Fn(f64) -> String, may_race: bool) -> String {
     let mut text = match &tuned.best {
-        None => "interrupted before a candidate was measured\n".to_owned(),
+        None => String::new(),
         Some(best) => {
             let threads = count(tuned.threads, "thread");
             let is_winner = tuned.race.is_some() || tuned.ended.is_none();

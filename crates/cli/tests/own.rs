@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{TILEWRIGHT, check_refused, command, json_of, owned, recorded, run_json, send, text};
+use common::{TILEWRIGHT, check_refused, command, json_of, owned, recorded, run, run_json, send, text};
 use serde_json::{Value as Json, json};
 
 /// Arguments of `tune` for a command, with a database in a folder.
@@ -254,6 +254,16 @@ fn bad_commands_and_kernels_are_refused() {
     check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "--metric", "("]), "--metric");
     check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "--maximize"]), "--maximize");
     check_refused(&with(&["--kernel", text(&folder.path().join("none.toml"))]), "none.toml");
+    let of_gpus = ["matmul-256", "--beyond-limits", "--trials", "1"];
+    check_refused(&with(&of_gpus), "a space beyond a GPU's limits means nothing on a CPU (leave it out)");
+    // The hint names the option that was given.
+    for option in ["--timeout", "--run-timeout"] {
+        let more = ["--command", "sleep {x}", "-p", "x=20,30", "--trials", "2", option, "0.05"];
+        let arguments = with(&more);
+        let output = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let stderr = common::stderr(&output);
+        assert!(stderr.ends_with(&format!("(raise {option}, and they are tried again)\n")), "{stderr}");
+    }
     let file = |contents: &str| {
         let path = folder.path().join("k.toml");
         fs::write(&path, contents).unwrap();

@@ -343,11 +343,15 @@ fn an_interrupt_of_the_start_ends_it_in_order() {
         let start = Instant::now();
         let rest: Vec<String> = lines.collect();
         let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{told:?} {rest:?}");
+        // A run without a result has failed, so that no script goes on with it.
+        let (code, n_recorded) = if command_line[0] == "tune" { (1, "trials") } else { (0, "configurations") };
+        assert_eq!(output.status.code(), Some(code), "{told:?} {rest:?}");
+        let is_told =
+            rest.last().is_some_and(|line| line == "error: interrupted before a candidate gave a right answer");
+        assert_eq!(is_told, code == 1, "{rest:?}");
         assert!(start.elapsed() < PROMPT, "it took {:?} to stop", start.elapsed());
         let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("the result is JSON");
-        let n_recorded = if command_line[0] == "tune" { &result["trials"] } else { &result["configurations"] };
-        assert_eq!(n_recorded, &recorded(&db).len(), "{result}");
+        assert_eq!(&result[n_recorded], &recorded(&db).len(), "{result}");
     }
 }
 

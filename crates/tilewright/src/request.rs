@@ -311,6 +311,9 @@ impl Request {
         let Settings { threads, template, beyond_limits, .. } = &self.settings;
         let setting = TemplateSetting { workload: workload.clone(), target: self.find_target()?, n_threads: *threads };
         let task = Task::new(setting, template.as_deref()).map_err(Error::input)?;
+        if *beyond_limits && task.setting.target.gpu.is_none() {
+            return Err(Error::input("a space beyond a GPU's limits means nothing on a CPU (leave it out)"));
+        }
         if *beyond_limits { task.beyond_limits().map_err(Error::input) } else { Ok(task) }
     }
 

@@ -60,6 +60,9 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let machine = &args.of.machine;
     machine.warn_of_limits();
     let mut task = make_task(workload, machine.place().runnable_target()?, machine.threads, args.template.as_deref())?;
+    if args.beyond_limits && task.setting.target.gpu.is_none() {
+        return Err(bad_input("--beyond-limits is for GPUs (leave it out)"));
+    }
     if args.beyond_limits {
         task = task.beyond_limits().or_bad_input("leave out --beyond-limits")?;
     }

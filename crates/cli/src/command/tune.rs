@@ -199,7 +199,11 @@ fn together(
     let mut tuned = tuned?;
     let text = summary::together(&tuned, &labels);
     let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
-    let failure = tuned.failure().map(|(workload, error)| anyhow::Error::from(error).context(workload));
+    let is_without = tuned.interrupted && tuned.workloads.iter().all(|task| summary::failure(&task.tuned).is_some());
+    let failure = match tuned.failure() {
+        Some((workload, error)) => Some(anyhow::Error::from(error).context(workload)),
+        None => is_without.then(|| summary::failure(&tuned.workloads[0].tuned)).flatten(),
+    };
     Ok(Together { json, text, failure })
 }
 

@@ -27,7 +27,7 @@ impl RunReport {
         let lost = tuned.lost.take().map(anyhow::Error::from);
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
         let text = summary::tuned(&tuned, workload, !args.no_race);
-        let failure = tuned.failure().map(anyhow::Error::from);
+        let failure = summary::failure(&tuned);
         RunReport { json, text, failure, lost }
     }
 }
