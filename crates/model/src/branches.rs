@@ -92,6 +92,7 @@ fn uses(step: &Step) -> (Vec<(ValueId, Option<BranchCondition>)>, Vec<ValueId>) 
     }
 }
 
-fn is_selection(node: &Node) -> bool {
+/// Whether a node selects the results of one of two branches.
+pub fn is_selection(node: &Node) -> bool {
     matches!(&node.kind, Kind::Call(call) if call.operator.name == SELECT.name)
 }

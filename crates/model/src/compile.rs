@@ -20,7 +20,7 @@ use tilewright_runtime::{
     Place, Plan, PlanTensor, RunSize, StepCondition, TensorSlice, Together, Work, on_all_cores, plan_memory,
 };
 
-use crate::branches::{BranchCondition, conditions};
+use crate::branches::{BranchCondition, conditions, is_selection};
 use crate::fuse::{Fused, Kernel, SizedNets, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::open::{Groups, OpenError, are_counted};
@@ -786,8 +786,14 @@ impl<'a> PlanBuilder<'a> {
 
     /// Adds the tensors that the caller passes.
     fn ports(&mut self) -> Result<(), CompileError> {
-        for (at, &id) in self.fused.net.inputs.iter().enumerate() {
+        let fused = self.fused;
+        let net = &fused.net;
+        // A branch that is not taken may leave a look-up out.
+        let has_branches = net.nodes.iter().any(is_selection);
+        for (at, &id) in net.inputs.iter().enumerate() {
             let tensor = self.tensor(id, Place::Input(at))?;
+            let selects = net.selections.iter().filter(|(index, _)| *index == id && !has_branches);
+            self.plan.tensors[tensor].selects_among = selects.map(|(_, n)| *n).min();
             if self.fused.is_packed_apart(id) {
                 self.packed.push((id, tensor));
                 self.tensors.remove(&id);

@@ -321,6 +321,8 @@ pub struct Net {
     pub open_size: Option<i64>,
     /// Values that depend only on the size of the open dimension, with their elements at this net's size.
     pub varying: Vec<(ValueId, Tensor)>,
+    /// Inputs whose numbers select slices of a constant, each with the number of slices.
+    pub selections: Vec<(ValueId, i64)>,
 }
 
 /// State that lives between runs, each of which appends to it along a dimension, such as a key-value cache.

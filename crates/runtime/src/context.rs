@@ -45,6 +45,16 @@ pub enum RunError {
         /// Required alignment in bytes.
         align: usize,
     },
+    /// Index among the numbers of an input that leads out of a table.
+    #[error("`{tensor}` has the index {index}, and it selects among {n} (give {} to {})", -n, n - 1)]
+    Index {
+        /// Name of the tensor.
+        tensor: String,
+        /// Index out of range.
+        index: i64,
+        /// Number of rows of the table.
+        n: i64,
+    },
     /// Unknown open (dynamic) dimension.
     #[error("the model has no open dimension `{name}`{}", open.as_ref().map_or(String::new(), |dim| format!(" (there is {dim})")))]
     NoDim {
@@ -560,6 +570,9 @@ impl Context {
             let is_aligned = [given.as_ptr() as usize, to_next].iter().all(|start| start.is_multiple_of(port.align));
             if !given.is_empty() && !is_aligned {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
+            }
+            if let (Some(n), Some(index)) = (of_port.selects_among, of_port.out_of_range(given)) {
+                return Err(RunError::Index { tensor: tensor(), index, n });
             }
         }
         Ok(())

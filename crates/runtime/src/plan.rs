@@ -85,9 +85,25 @@ pub struct PlanTensor {
     /// Whether the first dimension of an input or output counts the items of a run: here 1, or the most if
     /// pieces process all items at once.
     pub in_items: bool,
+    /// Number of elements that an input's numbers select among: they are indices, from `-n` to `n - 1`.
+    pub selects_among: Option<i64>,
 }
 
 impl PlanTensor {
+    /// First of the numbers in `bytes` that is an index out of range.
+    pub fn out_of_range(&self, bytes: &[u8]) -> Option<i64> {
+        let n = self.selects_among?;
+        let is_outside = |index: &i64| !(-n..n).contains(index);
+        match self.dtype {
+            DType::I32 => {
+                let numbers = bytes.as_chunks().0.iter().map(|index| i32::from_le_bytes(*index).into());
+                numbers.into_iter().find(is_outside)
+            }
+            DType::I64 => bytes.as_chunks().0.iter().map(|index| i64::from_le_bytes(*index)).find(is_outside),
+            _ => None,
+        }
+    }
+
     /// Size in bytes.
     pub fn n_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
@@ -453,6 +469,7 @@ impl Plan {
             place,
             open: None,
             in_items: false,
+            selects_among: None,
         });
         self.tensors.len() - 1
     }

@@ -1,7 +1,7 @@
 //! Import of gather operators.
 
-use tilewright_graph::op::{Gather, GatherElements, OneHot, axis};
-use tilewright_graph::{DType, Tensor};
+use tilewright_graph::op::{Gather, GatherElements, OneHot, Unary, axis};
+use tilewright_graph::{DType, Op, Tensor};
 use tilewright_ir::Expr;
 
 use super::job::NodeImport;
@@ -160,7 +160,29 @@ impl NodeImport<'_> {
         let axis = axis(op.axis, self.shape(0)?.len())?;
         match self.net.value(index).constant.as_ref().map(Tensor::i64s).as_deref() {
             Some(&[place]) => self.part(from, axis, place, to),
-            _ => self.gathered(from, index, axis, false, to),
+            _ => {
+                self.note_selection(from, index, axis);
+                self.gathered(from, index, axis, false, to)
+            }
+        }
+    }
+
+    /// Notes that an input, in whatever shape, selects slices of a constant.
+    fn note_selection(&mut self, from: ValueId, index: ValueId, axis: usize) {
+        let is_kept = |op: &Op| {
+            matches!(op, Op::Cast(_) | Op::Reshape(_) | Op::Flatten(_) | Op::Squeeze(_) | Op::Unsqueeze(_))
+                || matches!(op, Op::Unary(Unary::Identity))
+        };
+        let mut source = tilewright_graph::ValueId(index.0 as u32);
+        while let Some((node, _)) = self.graph.value(source).producer
+            && let (node, Some(Some(input))) = (self.graph.node(node), self.graph.node(node).inputs.first())
+            && is_kept(&node.op)
+        {
+            source = *input;
+        }
+        let source = ValueId(source.0 as usize);
+        if self.net.inputs.contains(&source) && self.net.value(from).constant.is_some() {
+            self.net.selections.push((source, self.net.shape(from)[axis]));
         }
     }
 

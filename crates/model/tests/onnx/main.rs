@@ -387,6 +387,30 @@ fn rows_are_scattered_as_a_whole() {
     }
 }
 
+/// Numbers of an input that select rows of weights are refused where they select none, in whatever shape they
+/// are; negative ones count from the end.
+#[test]
+fn indices_that_select_no_row_are_refused() {
+    let known = [("table", weights(&[5, 8])), ("column", whole(&[2], &[4, 1]))];
+    let nodes: &[Node] = &[
+        ("ids.column", "Reshape", &["ids", "column"], None),
+        ("ids.int", "Cast", &["ids.column"], Some(("to", Attribute::Int(6)))),
+        ("y", "Gather", &["table", "ids.int"], None),
+    ];
+    let ids = whole(&[4], &[0, 4, -5, -1]);
+    let graph = graph_of(("ids", &ids), ("y", &[4, 1, 8]), &known, nodes);
+    let compiled = compiled(&specialise(&graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    runner.set("ids", &ids).unwrap();
+    runner.run().unwrap();
+    agree(&runner.outputs()[0].1, &evaluate(&graph, &[("ids", ids)]).unwrap()[0]).unwrap_or_else(|e| panic!("{e}"));
+    for outside in [5, -6] {
+        runner.set("ids", &whole(&[4], &[0, 1, outside, 2])).unwrap();
+        let told = runner.run().unwrap_err().to_string();
+        assert_eq!(told, format!("`ids` has the index {outside}, and it selects among 5 (give -5 to 4)"));
+    }
+}
+
 /// Holds for any indices: an index out of range has no 1 in its row.
 #[test]
 fn one_hot_rows_times_a_matrix_are_looked_up() {
