@@ -283,6 +283,23 @@ fn bad_commands_and_kernels_are_refused() {
     check_refused(&kernel("k.cl", "grid = 1\nlanguage = 'fortran'"), "unknown variant `fortran`");
     check_refused(&kernel("k.c", ""), "k.c");
     check_refused(&kernel("k.c", "colour = 'red'"), "unknown field `colour`");
+    for tolerance in ["nan", "inf", "-1"] {
+        check_refused(&kernel("k.c", &format!("tolerance = {tolerance}")), "tolerance is ");
+    }
+    for (argument, told) in [
+        ("type = 'int', value = 1.5", "argument b: 1.5 is no number of type int"),
+        ("type = 'int', value = 99999999999", "argument b: 99999999999 is no number of type int"),
+        ("type = 'uint8_t', size = 4, fill = -1", "argument b: -1 is no number of type uint8_t"),
+        ("type = 'float', size = 4, fill = nan", "argument b: NaN is no number of type float"),
+        ("type = 'long', value = 0.5", "argument b: 0.5 is no number of type long"),
+    ] {
+        let argument = format!("[[arguments]]\nname = 'b'\n{}", argument.replace(", ", "\n"));
+        let of_table = format!(
+            "name = 'k'\nsource = 'k.c'\nfunction = 'f'\nparameters = [{{ name = 'T', values = [1, 2] }}]\n\
+             reference = {{ function = 'g' }}\n[[arguments]]\nname = 'a'\ntype = 'float'\nsize = 4\nrole = 'out'\n{argument}\n"
+        );
+        check_refused(&file(&of_table), told);
+    }
     check_refused(&kernel("k.c", "constraints = ['T > x']"), "unknown name x");
 }
 

@@ -118,6 +118,15 @@ struct KernelPort {
     fill: Fill,
 }
 
+/// Whether a type has a number: integers exactly, fractions nearly.
+fn holds(dtype: DType, number: f64) -> bool {
+    match () {
+        () if dtype.is_float() => dtype.held(number).is_finite(),
+        () if dtype.is_wide() => number.fract() == 0.0 && number.abs() <= 2f64.powi(63),
+        () => dtype.held(number) == number,
+    }
+}
+
 impl KernelFile {
     /// Parses the description of a kernel, in our format or Kernel Tuner's T1; `path` is the location of the
     /// file.
@@ -142,6 +151,10 @@ impl KernelFile {
         request.space().map_err(named)?;
         let ports = request.ports().map_err(named)?;
         request.check_sizes(&ports).map_err(named)?;
+        let tolerance = request.form.tolerance;
+        if !tolerance.is_finite() || tolerance < 0.0 {
+            return Err(named(Error::input(format!("tolerance is {tolerance} (give a fraction, such as 1e-4, or 0)"))));
+        }
         Ok(request)
     }
 
@@ -322,6 +335,10 @@ impl KernelFile {
                 return Err(Error::input(format!("argument {name}: a variable has a `size` and the role in")));
             }
             let (role, fill) = (form.role, form.fill.clone());
+            let filled = if let Fill::Number(number) = fill { number } else { 0.0 };
+            if let Some(number) = [value, filled].into_iter().find(|number| !holds(dtype, *number)) {
+                return Err(Error::input(format!("argument {name}: {number} is no number of type {c_type}")));
+            }
             Ok(KernelPort { name: name.clone(), c_type, dtype, n, shared, is_variable, value, role, fill })
         };
         let ports = self.form.arguments.iter().map(port).collect::<Result<Vec<_>, Error>>()?;
