@@ -284,6 +284,12 @@ pub struct Node {
 }
 
 impl Node {
+    /// The node for values of other names.
+    pub(crate) fn renamed(&self, new: &dyn Fn(ValueId) -> ValueId) -> Node {
+        let inputs = self.inputs.iter().map(|id| id.map(new)).collect();
+        Node { inputs, outputs: self.outputs.iter().map(|id| new(*id)).collect(), ..self.clone() }
+    }
+
     /// Output of a node with a single one.
     pub fn output(&self) -> ValueId {
         self.outputs[0]

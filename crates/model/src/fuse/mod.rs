@@ -148,6 +148,8 @@ pub struct Steps {
     pub steps: Vec<Step>,
     /// Values whose memory differs from time step to time step.
     pub moving: Vec<Moving>,
+    /// Nodes of one iteration, of which members of its kernels are.
+    pub(crate) nodes: Vec<Node>,
 }
 
 /// Value that is another slice of a tensor in each time step.
@@ -479,6 +481,7 @@ fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence, trace: &mut Trace) 
         }));
     }
     let outer = |id: ValueId| ids[id.0];
+    let nodes = body.nodes.iter().map(|node| node.renamed(&outer)).collect();
     let step = |step: Step| match step {
         Step::Kernel(kernel) => {
             let inputs = kernel.inputs.iter().map(|id| outer(*id)).collect();
@@ -509,7 +512,7 @@ fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence, trace: &mut Trace) 
     };
     let reads = body.inputs.iter().zip(&sequence.reads).map(read);
     let moving = reads.chain(body.outputs.iter().enumerate().map(write)).collect();
-    Ok(Steps { n_steps: sequence.n_steps, steps: steps.into_iter().map(step).collect(), moving })
+    Ok(Steps { n_steps: sequence.n_steps, steps: steps.into_iter().map(step).collect(), moving, nodes })
 }
 
 /// Offset of a slice in elements, if it is contiguous.

@@ -134,13 +134,10 @@ fn renamed(step: Step, outer: &dyn Fn(ValueId) -> ValueId) -> Step {
                 n_steps: sequence.n_steps,
                 steps: sequence.steps.into_iter().map(|step| renamed(step, outer)).collect(),
                 moving: sequence.moving.into_iter().map(moving).collect(),
+                nodes: sequence.nodes.iter().map(|node| node.renamed(outer)).collect(),
             })
         }
-        Step::Host(node) => Step::Host(Node {
-            inputs: node.inputs.iter().map(|id| id.map(outer)).collect(),
-            outputs: all(node.outputs.clone()),
-            ..node
-        }),
+        Step::Host(node) => Step::Host(node.renamed(outer)),
         Step::Append { from, to, axis } => Step::Append { from: outer(from), to: outer(to), axis },
         Step::Set { from, to } => Step::Set { from: outer(from), to: outer(to) },
         Step::Part { of, part, offset } => Step::Part { of: outer(of), part: outer(part), offset },

@@ -33,6 +33,14 @@ impl NodeImport<'_> {
             self.product_of_each([a, b, to], [n_products, m, n, k]);
             return Ok(());
         }
+        if n_right == 1
+            && self.net.shape(b).len() == 2
+            && self.net.value(b).constant.is_some()
+            && let Some(n_ahead) = self.n_ahead_of_open(a)
+        {
+            self.product_of_turned([a, b, to], [n_ahead, n_products * m / n_ahead, n, k]);
+            return Ok(());
+        }
         let mut factors = [a, b];
         let product = Kind::Product { turned: false, heads: None };
         // Matrices with an open number of rows are not merged: their rows are not contiguous.
@@ -98,6 +106,28 @@ impl NodeImport<'_> {
         }
         let joined = self.step("products", Kind::Concat(0), &products, &[n_products, m, n]);
         self.push(Kind::View, &[joined], to);
+    }
+
+    /// Number of rows ahead of the open dimension of rows, if that is not the first one longer than 1.
+    fn n_ahead_of_open(&self, rows: ValueId) -> Option<i64> {
+        let size = self.net.open_size.filter(|size| *size > 1)?;
+        let (_, outer) = self.net.shape(rows).split_last()?;
+        let axis = outer.iter().position(|n| *n == size)?;
+        Some(outer[..axis].iter().product()).filter(|n_ahead| *n_ahead > 1)
+    }
+
+    /// Product of rows whose open dimension is behind others: the rows of all matrices are those of one product
+    /// once that dimension comes first.
+    fn product_of_turned(&mut self, [a, b, to]: [ValueId; 3], [n_ahead, m, n, k]: [i64; 4]) {
+        let turned = || Kind::Transpose(vec![1, 0, 2]);
+        let all = self.viewed("matrices", a, &[n_ahead, m, k]);
+        let rows = self.step("turned", turned(), &[all], &[m, n_ahead, k]);
+        let rows = self.step("rows", Kind::View, &[rows], &[m * n_ahead, k]);
+        let products = Kind::Product { turned: false, heads: None };
+        let products = self.step("products", products, &[rows, b], &[m * n_ahead, n]);
+        let products = self.step("products", Kind::View, &[products], &[m, n_ahead, n]);
+        let products = self.step("products", turned(), &[products], &[n_ahead, m, n]);
+        self.push(Kind::View, &[products], to);
     }
 
     /// Products of as many matrices, `[.., m, k]` and `[.., k, n]`, whose leading dimensions broadcast.

@@ -128,6 +128,36 @@ impl NodeImport<'_> {
         Ok(())
     }
 
+    /// Whether the batch is the open dimension. Its items are then contiguous within each step, as tensors of
+    /// all steps have three dimensions, `[steps, batch, n]`.
+    fn has_open_batch(&self, batch: i64) -> bool {
+        self.net.open_size.is_some() && !self.is_open_behind(batch)
+    }
+
+    /// Shape of a tensor of rows for each item of so many steps.
+    fn shape_of_steps(&self, steps: i64, batch: i64, n: i64) -> Vec<i64> {
+        if self.has_open_batch(batch) { vec![steps, batch, n] } else { vec![steps * batch, n] }
+    }
+
+    /// Matrix of the rows of all items, each with its steps one behind the other.
+    fn by_items(&mut self, x: ValueId) -> ValueId {
+        let [steps, batch, n] = *self.net.shape(x) else { unreachable!("it has steps, items and columns") };
+        let turned = Kind::Transpose(vec![1, 0, 2]);
+        let is_turned =
+            |node: &&Node| node.outputs == [x] && matches!(&node.kind, Kind::Transpose(by) if by == &[1, 0, 2]);
+        let before = self.net.nodes.iter().find(is_turned).map(|node| node.input(0));
+        let items = before.unwrap_or_else(|| self.step("items", turned, &[x], &[batch, steps, n]));
+        self.step("steps", Kind::View, &[items], &[batch * steps, n])
+    }
+
+    /// Undoes [`NodeImport::by_items`]: the rows of all items, `[steps, batch, n]`.
+    fn by_steps(&mut self, rows: ValueId, batch: i64) -> ValueId {
+        let [n_rows, n] = *self.net.shape(rows) else { unreachable!("all steps are a matrix") };
+        let steps = n_rows / batch;
+        let items = self.step("items", Kind::View, &[rows], &[batch, steps, n]);
+        self.step("steps", Kind::Transpose(vec![1, 0, 2]), &[items], &[steps, batch, n])
+    }
+
     fn steps_first(&mut self, op: &Recurrent) -> Lowered {
         let x = self.input(0)?;
         let [steps, batch, n] = self.sizes_of(x)?;
@@ -144,21 +174,28 @@ impl NodeImport<'_> {
         need(is_in_step, || NoCode::Form("sequences of several lengths, rounded together and backwards"))?;
         let has_integers = rounds(op) && self.has_integer_weights();
         let x = if rounds(op) && !has_integers { self.rounded_by_range(x)? } else { x };
-        let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
+        let flat = match self.has_open_batch(batch) {
+            true => self.by_items(x),
+            false => self.step("steps", Kind::View, &[x], &[steps * batch, n]),
+        };
         let levels = if has_integers { Some(self.levels_by_range(flat)?) } else { None };
-        let way = |at: usize| Ok(DirectionWeights { inside, ..self.way(op, at, (flat, levels.as_ref()), batch)? });
-        let ways = (0..n_directions as usize).map(way).collect::<Lowered<Vec<_>>>()?;
+        let mut ways = Vec::new();
+        for at in 0..n_directions as usize {
+            let way = self.way(op, at, (flat, levels.as_ref()), batch)?;
+            let inputs = if self.has_open_batch(batch) { self.by_steps(way.inputs, batch) } else { way.inputs };
+            ways.push(DirectionWeights { inside, inputs, ..way });
+        }
         let lasts = match self.is_open_behind(batch) {
             true => self.of_any_length(&ways, steps)?,
             false => self.step_by_step(&ways, inside, [steps, batch])?,
         };
         if let Some(to) = self.try_output(1) {
             let states: Vec<ValueId> = lasts.iter().map(|(state, _)| *state).collect();
-            self.stacked(&states, to);
+            self.stacked(&states, batch, to);
         }
         if let Some(to) = self.try_output(2) {
             let cells = lasts.iter().map(|(_, cell)| cell.ok_or(NoCode::Output(2))).collect::<Lowered<Vec<_>>>()?;
-            self.stacked(&cells, to);
+            self.stacked(&cells, batch, to);
         }
         Ok(())
     }
@@ -184,7 +221,7 @@ impl NodeImport<'_> {
         };
         if let Some(to) = self.outputs[0] {
             let states = self.states_of(to, inside);
-            self.stacked(&all, states);
+            self.stacked(&all, batch, states);
             self.ended(states, inside, [steps, batch]);
         }
         Ok(lasts)
@@ -419,7 +456,7 @@ impl NodeImport<'_> {
         before: (Option<ValueId>, Option<ValueId>),
     ) -> Lowered<StepState> {
         let [batch, _] = way.sizes;
-        let mut of_step = |all: ValueId| self.rows(all, step * batch, batch);
+        let mut of_step = |all: ValueId| self.items_of_step(all, step, batch);
         let (gates, inside) = (of_step(way.inputs), way.inside.map(&mut of_step));
         self.advance(way, gates, inside, before)
     }
@@ -494,13 +531,14 @@ impl NodeImport<'_> {
         let is_kept = self.outputs[0].is_some();
         let n_states = if is_kept { n_steps } else { 2 } * n_ways;
         let dtype = self.net.value(ways[0].inputs).dtype;
-        let states = self.value("states", dtype, &[n_states * batch, hidden]);
+        let states = self.shape_of_steps(n_states, batch, hidden);
+        let states = self.value("states", dtype, &states);
         let (mut inputs, mut outputs) = (Vec::new(), vec![states]);
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         // Tensors with the last state and the last cell of each direction.
         let mut lasts: Vec<[Option<(ValueId, Track)>; 2]> = Vec::new();
         for ((at, way), &(first, first_cell)) in (0..).zip(ways).zip(&firsts) {
-            let n_gates = batch * self.net.shape(way.inputs)[1];
+            let n_gates = batch * self.n_columns(way.inputs);
             let in_order = |first: i64, last: i64, by: i64| match way.is_reverse {
                 true => Track { first: last, by: -by, round: n_steps },
                 false => Track { first, by, round: n_steps },
@@ -516,7 +554,8 @@ impl NodeImport<'_> {
                 reads.push(Read::Before { output: writes.len(), first: inputs.len() });
                 inputs.push(first);
                 let to = to.unwrap_or_else(|| {
-                    outputs.push(job.value("cells", dtype, &[2 * batch, hidden]));
+                    let cells = job.shape_of_steps(2, batch, hidden);
+                    outputs.push(job.value("cells", dtype, &cells));
                     outputs[outputs.len() - 1]
                 });
                 let output = outputs.iter().position(|id| *id == to).expect("it was pushed");
@@ -539,8 +578,9 @@ impl NodeImport<'_> {
         let inputs = inputs.into_iter().chain(given).map(Some).collect();
         let origin = self.node.place.node.clone();
         self.net.nodes.push(Node { kind: Kind::Sequence(Box::new(sequence)), inputs, outputs, origin });
-        let mut last =
-            |of: Option<(ValueId, Track)>| of.map(|(of, track)| self.rows(of, track.at(n_steps - 1) / hidden, batch));
+        let mut last = |of: Option<(ValueId, Track)>| {
+            of.map(|(of, track)| self.items_of_step(of, track.at(n_steps - 1) / size, batch))
+        };
         let lasts = lasts.into_iter().map(|[state, cell]| (last(state).expect("each direction has one"), last(cell)));
         let lasts = lasts.collect();
         let of_order = |is_reverse: bool| {
@@ -556,7 +596,7 @@ impl NodeImport<'_> {
         let mut constants = Vec::new();
         for way in ways {
             let [batch, hidden] = way.sizes;
-            let rows = outer.shape(way.inputs)[1];
+            let rows = outer.shape(way.inputs).last().copied().expect("they are rows");
             let dtype = outer.value(way.inputs).dtype;
             let gates = self.value("gates", dtype, &[batch, rows]);
             let state = self.value("state", dtype, &[batch, hidden]);
@@ -590,7 +630,18 @@ impl NodeImport<'_> {
         let lengths = self.push(Kind::Map(input(0)), &[lengths], to);
         let is_inside = where_less(input(0), input(1), number(1.0), number(0.0));
         let inside = self.step("inside", Kind::Map(is_inside), &[numbers, lengths], &[steps, batch]);
-        Ok(Some(self.step("inside", Kind::View, &[inside], &[steps * batch, 1])))
+        let shape = self.shape_of_steps(steps, batch, 1);
+        Ok(Some(self.step("inside", Kind::View, &[inside], &shape)))
+    }
+
+    /// Slices the rows of a step from those of all steps.
+    fn items_of_step(&mut self, all: ValueId, step: i64, batch: i64) -> ValueId {
+        if !self.has_open_batch(batch) {
+            return self.rows(all, step * batch, batch);
+        }
+        let n = self.n_columns(all);
+        let one = self.step("step", Kind::Slice(vec![(step, 1), (0, 1), (0, 1)]), &[all], &[1, batch, n]);
+        self.step("rows", Kind::View, &[one], &[batch, n])
     }
 
     /// Slices rows of a matrix.
@@ -613,12 +664,25 @@ impl NodeImport<'_> {
         Some(self.step("state", Kind::View, &[part], shape))
     }
 
-    /// Concatenates states in the shape of an output.
-    fn stacked(&mut self, parts: &[ValueId], to: ValueId) {
-        let rows = parts.iter().map(|id| self.net.shape(*id)[0]).sum();
-        let hidden = self.net.shape(parts[0])[1];
-        let joined = self.step("states", Kind::Concat(0), parts, &[rows, hidden]);
+    /// Concatenates states of some steps in the shape of an output.
+    fn stacked(&mut self, parts: &[ValueId], batch: i64, to: ValueId) {
+        let hidden = self.n_columns(parts[0]);
+        let n_steps = |id: &ValueId| self.net.value(*id).n_elements() / (batch * hidden);
+        let n_steps: Vec<i64> = parts.iter().map(n_steps).collect();
+        let mut parts = parts.to_vec();
+        if self.has_open_batch(batch) {
+            for (part, n) in parts.iter_mut().zip(&n_steps) {
+                *part = self.viewed("step", *part, &[*n, batch, hidden]);
+            }
+        }
+        let shape = self.shape_of_steps(n_steps.iter().sum(), batch, hidden);
+        let joined = self.step("states", Kind::Concat(0), &parts, &shape);
         self.push(Kind::View, &[joined], to);
+    }
+
+    /// Number of elements of a row.
+    fn n_columns(&self, id: ValueId) -> i64 {
+        self.net.shape(id).last().copied().expect("states and gates are rows")
     }
 
     /// Adds the state's contribution to the gates.

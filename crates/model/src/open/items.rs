@@ -13,11 +13,11 @@ use tilewright_runtime::{OpenDimension, RunSize};
 
 use super::{OpenError, OpenNet, SizeComparison, probes};
 use crate::fuse::{Fused, Items};
-use crate::net::{Kind, Line, Net, Node, ValueId};
+use crate::net::{Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId};
 
 /// Numbers of items for which models are compared.
 const FEWEST: i64 = 2;
-const MOST: i64 = 7;
+const MOST: i64 = 13;
 
 /// Makes a net of any number of `items`, each with the open dimension `dim`. `lower` lowers the model for the
 /// given number of items and size, with the named dimension open.
@@ -126,11 +126,8 @@ impl SizeComparison<'_> {
                 return refuse(&self.node_of(ValueId(at)), "computes with the number of each item");
             }
         }
-        for (node, other) in net.nodes.iter().zip(&self.probes[0].net.nodes) {
-            let Some(outer) = placed.outer_of(node, other) else {
-                return refuse(&node.origin, "computes with several items");
-            };
-            node.outputs.iter().for_each(|id| placed.outer[id.0] = outer);
+        if let Some(node) = placed.place(&self.probes[0].net.nodes) {
+            return refuse(&node.origin, "computes with several items");
         }
         let port = |id: &ValueId| match (placed.axes[id.0], axes[id.0].first()) {
             (None, _) => Some(false),
@@ -161,7 +158,20 @@ struct Placed<'n> {
     n: i64,
 }
 
-impl Placed<'_> {
+impl<'n> Placed<'n> {
+    /// Places the items in the outputs of all nodes; `others` are the nodes for another number of items.
+    /// Returns a node that does not compute each item from the same item of its inputs, if any.
+    fn place(&mut self, others: &[Node]) -> Option<&'n Node> {
+        let net: &'n Net = self.net;
+        for (node, other) in net.nodes.iter().zip(others) {
+            match self.outer_of(node, other) {
+                Some(outer) => node.outputs.iter().for_each(|id| self.outer[id.0] = outer),
+                None => return Some(node),
+            }
+        }
+        None
+    }
+
     fn axis_of(&self, id: ValueId) -> Option<usize> {
         self.axes[id.0]
     }
@@ -220,7 +230,35 @@ impl Placed<'_> {
             let outer = (all % own == 0).then_some(all / own)?;
             return (net.shape(to)[axis] % (outer * self.n) == 0).then_some(outer);
         }
+        if let (Kind::Sequence(own), Kind::Sequence(other)) = (&node.kind, &other.kind) {
+            return self.is_of_items(node, own, other).then_some(1);
+        }
         (outers.all(|outer| outer == first) && self.keeps_apart(node, other, axis, rank(to))).then_some(first)
+    }
+
+    /// Whether each step of a sequence has the rows of all items, each computed from the same item's.
+    fn is_of_items(&self, node: &Node, own: &Sequence, other: &Sequence) -> bool {
+        let net = self.net;
+        let is_step = |id: ValueId, part: ValueId, track: Option<&Track>| {
+            let (whole, part) = (net.shape(id), own.body.shape(part));
+            let n: i64 = part.iter().product();
+            let is_row = track.is_none_or(|track| track.first % n == 0 && track.by % n == 0);
+            let behind = self.axis_of(id).map(|axis| &whole[axis..]);
+            is_row && part.first() == Some(&self.n) && behind == Some(part) && self.outer[id.0] == 1
+        };
+        let reads = own.body.inputs.iter().zip(&own.reads).all(|(part, read)| match read {
+            Read::Part(input, track) => is_step(node.input(*input), *part, Some(track)),
+            Read::Before { first, .. } => is_step(node.input(*first), *part, None),
+        });
+        let mut writes = own.body.outputs.iter().zip(&own.writes);
+        let is_whole = reads && writes.all(|(part, (at, track))| is_step(node.outputs[*at], *part, Some(track)));
+        let is_known = own.constants.iter().all(|(_, outer)| self.axis_of(*outer).is_none());
+        let axis =
+            |(own, other): (&Value, &Value)| own.shape.iter().zip(&other.shape).position(|(own, other)| own != other);
+        let axes: Vec<Option<usize>> = own.body.values.iter().zip(&other.body.values).map(axis).collect();
+        let n_outer = vec![1; axes.len()];
+        let mut within = Placed { net: &own.body, axes, outer: n_outer, n: self.n };
+        is_whole && is_known && within.place(&other.body.nodes).is_none()
     }
 
     /// Whether a node computes each item, along a dimension of its result, from the same item of its inputs.

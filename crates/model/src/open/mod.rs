@@ -19,7 +19,7 @@ use tilewright_ir::gcd;
 use tilewright_ir::op::{Contraction, SizeRange, Structure, Window, WorkloadError};
 use tilewright_runtime::{OpenDimension, RunSize};
 
-use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
+use crate::fuse::{Fused, Kernel, Moving, Open, Step, Steps, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
 use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, ValueId};
 
@@ -390,7 +390,11 @@ impl SizeComparison<'_> {
 /// Whether two nodes do the same with tensors of other sizes.
 fn are_alike(a: &Node, b: &Node) -> bool {
     let kinds = match (&a.kind, &b.kind) {
-        (Kind::Sequence(_), Kind::Sequence(_)) => true,
+        (Kind::Sequence(a), Kind::Sequence(b)) => {
+            let nodes = || a.body.nodes.iter().zip(&b.body.nodes);
+            let is_same = a.n_steps == b.n_steps && a.body.nodes.len() == b.body.nodes.len();
+            is_same && nodes().all(|(a, b)| are_alike(a, b))
+        }
         (Kind::Loop(a), Kind::Loop(b)) => a.n_carried == b.n_carried && a.n == b.n && are_alike_inside(a, b),
         // How many products a batch has is compared in workloads.
         (Kind::Product { turned, heads: Some(a) }, Kind::Product { turned: other, heads: Some(b) }) => {
@@ -483,21 +487,24 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
             return refuse(&net.value(id).name, "has the open dimension behind another one");
         }
     }
-    for node in &net.nodes {
+    let in_memory = |id: ValueId| in_memory(net.shape(id), axes(id));
+    let sequences = fused.steps.iter().filter_map(|step| match step {
+        Step::Sequence(sequence) => Some(sequence),
+        _ => None,
+    });
+    let mut within: Vec<&Node> = Vec::new();
+    for sequence in sequences {
+        within.extend(&sequence.nodes);
+        let moves = |moving: &&Moving| !is_part_of_steps(net, moving, &in_memory);
+        if let (Some(node), Some(_)) = (sequence.nodes.last(), sequence.moving.iter().find(moves)) {
+            return refuse(&node.origin, "has steps of a sequence");
+        }
+    }
+    for node in net.nodes.iter().chain(within) {
         let all = || node.inputs.iter().flatten().chain(&node.outputs);
         if all().all(|id| axes(*id).iter().all(Option::is_none)) {
             continue;
         }
-        // Strides after an open dimension are those of the largest size.
-        let in_memory = |id: ValueId| {
-            let shape = net.shape(id);
-            let of = |(axis, size): (usize, &Option<RunSize>)| {
-                let size = (*size)?;
-                let [outer, inner] = [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product::<i64>());
-                Some((outer, size.factor * inner, size.term * inner, size.divisor))
-            };
-            axes(id).iter().enumerate().filter_map(of).collect::<Vec<_>>()
-        };
         match &node.kind {
             Kind::View if in_memory(node.input(0)) != in_memory(node.output()) => {
                 return refuse(&node.origin, "joins or divides the open dimension");
@@ -536,7 +543,6 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                     return refuse(&node.origin, "appends to a state in which another dimension is open");
                 }
             }
-            Kind::Sequence(_) => return refuse(&node.origin, "has steps of a sequence"),
             // What goes from one iteration to the next is copied as a whole; rows lie one behind the other.
             Kind::Loop(repeat) => {
                 let carried = &node.inputs[2..2 + repeat.n_carried];
@@ -558,10 +564,37 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                 return refuse(&node.origin, &format!("({}) has no code for a size that runs say", node.operator()));
             }
             Kind::View | Kind::Map(_) | Kind::Transpose(_) | Kind::Slice(_) | Kind::Reduce(..) => {}
-            Kind::Conv(_) | Kind::Product { .. } | Kind::Gather { .. } => {}
+            Kind::Conv(_) | Kind::Product { .. } | Kind::Gather { .. } | Kind::Sequence(_) => {}
         }
     }
     Ok(())
+}
+
+/// Open dimension of a tensor in memory: the number of elements ahead of it, and with what follows it, its
+/// factor, term and divisor.
+type OpenPart = [i64; 4];
+
+/// Open dimensions of a tensor in memory. Strides after an open dimension are those of the largest size.
+fn in_memory(shape: &[i64], axes: &[Option<RunSize>]) -> Vec<OpenPart> {
+    let of = |(axis, size): (usize, &Option<RunSize>)| {
+        let size = (*size)?;
+        let [outer, inner] = [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product::<i64>());
+        Some([outer, size.factor * inner, size.term * inner, size.divisor])
+    };
+    axes.iter().enumerate().filter_map(of).collect()
+}
+
+/// Whether a value of a step is, at all sizes, as much of a tensor of all steps as at the largest.
+fn is_part_of_steps(net: &Net, moving: &Moving, in_memory: &dyn Fn(ValueId) -> Vec<OpenPart>) -> bool {
+    let part = in_memory(moving.value);
+    let n = net.value(moving.value).n_elements();
+    let is_whole = moving.first.is_none_or(|first| in_memory(first) == part);
+    let is_of_each = match (&part[..], &in_memory(moving.of)[..]) {
+        ([], []) => true,
+        ([[1, part @ ..]], [[_, of @ ..]]) => part == of && moving.track.first % n == 0 && moving.track.by % n == 0,
+        _ => false,
+    };
+    is_whole && is_of_each
 }
 
 /// Range of an open number.
@@ -659,12 +692,19 @@ impl Fused {
             }
         }
         open.axes.resize(self.net.values.len(), Vec::new());
-        let rows = self.in_rows(&open);
+        self.steps = self.opened_steps(&open)?;
+        self.open = Some(open);
+        Ok(self)
+    }
+
+    /// Steps whose kernels have open sizes.
+    fn opened_steps(&self, open: &OpenNet) -> Result<Vec<Step>, OpenError> {
+        let rows = self.in_rows(open);
         let mut changed = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
             changed.push(match step {
                 Step::Kernel(kernel) => {
-                    let made = self.open_kernel(kernel, &open, &rows);
+                    let made = self.open_kernel(kernel, open, &rows);
                     let refused = |error: WorkloadError| OpenError::Node {
                         node: kernel.origin.clone(),
                         why: format!("has no kernel for any size: {error}"),
@@ -672,12 +712,15 @@ impl Fused {
                     };
                     Step::Kernel(made.map_err(|error| error.unwrap_or_else(refused))?)
                 }
+                Step::Sequence(sequence) => {
+                    let net = Net { nodes: sequence.nodes.clone(), ..self.net.clone() };
+                    let within = Fused { net, steps: sequence.steps.clone(), ..self.clone() };
+                    Step::Sequence(Steps { steps: within.opened_steps(open)?, ..sequence.clone() })
+                }
                 other => other.clone(),
             });
         }
-        self.steps = changed;
-        self.open = Some(open);
-        Ok(self)
+        Ok(changed)
     }
 
     /// Net of one row: open dimensions are 1 in all values that consist of contiguous rows.

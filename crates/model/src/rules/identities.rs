@@ -48,15 +48,23 @@ fn joined_part(net: &mut Net, links: &Links, node: &Node) -> Option<Vec<Node>> {
         found?;
     }
     let (source, first, end) = found?;
-    let (name, dtype) = (net.value(to).name.clone(), net.value(to).dtype);
-    let flat = net.add_value(&name, dtype, &[net.value(source).n_elements()]);
-    let part = net.add_value(&name, dtype, &[end - first]);
     let step = |kind: Kind, from: ValueId, to: ValueId| Node {
         kind,
         inputs: vec![Some(from)],
         outputs: vec![to],
         origin: node.origin.clone(),
     };
+    // Whole rows keep their dimensions, of which one may be open.
+    if let ([_, rows @ ..], [_, of_source @ ..]) = (net.shape(to), net.shape(source)) {
+        let n: i64 = rows.iter().product();
+        if axis == 0 && rows == of_source && n > 0 && first % n == 0 {
+            let parts = std::iter::once((first / n, 1)).chain(rows.iter().map(|_| (0, 1))).collect();
+            return Some(vec![step(Kind::Slice(parts), source, to)]);
+        }
+    }
+    let (name, dtype) = (net.value(to).name.clone(), net.value(to).dtype);
+    let flat = net.add_value(&name, dtype, &[net.value(source).n_elements()]);
+    let part = net.add_value(&name, dtype, &[end - first]);
     let cut = step(Kind::Slice(vec![(first, 1)]), flat, part);
     Some(vec![step(Kind::View, source, flat), cut, step(Kind::View, part, to)])
 }

@@ -1,7 +1,7 @@
 //! Models whose sequences have any length, or whose calls of C functions take any number of rows: at each
 //! size the answers of the model of that size.
 
-use crate::open::{check, check_library, dim};
+use crate::open::{check, check_items, check_library, dim};
 
 #[test]
 fn sequences_of_any_length_are_convolved() {
@@ -195,6 +195,64 @@ fn recurrent_networks_take_any_number_of_steps() {
         s, h = RNN[hidden_size=6](x, w, r)
         y = Relu(h)";
     check(&n, ["x[n 1 5]", "y[1 1 6]"], last);
+}
+
+#[test]
+fn recurrent_networks_take_a_batch_of_any_size() {
+    let n = dim("n", 1, 20, 1);
+    let both = "
+        w = weights[2 24 5]
+        r = weights[2 24 6]
+        b = weights[2 48]
+        o = weights[6 3]
+        t = Transpose[perm=1 0 2](x)
+        s, h, c = LSTM[hidden_size=6, direction=bidirectional](t, w, r, b)
+        u = MatMul(s, o)
+        y = Transpose[perm=2 0 1 3](u)
+        z = Add(h, c)";
+    check(&n, ["x[n 4 5]", "y[n 4 2 3], z[2 n 6]"], both);
+    check_library(&n, ["x[n 4 5]", "y[n 4 2 3]"], both.rsplit_once('\n').unwrap().0);
+    let gates = "
+        w = weights[1 18 5]
+        r = weights[1 18 6]
+        b = weights[1 36]
+        s, h = GRU[hidden_size=6, linear_before_reset=RESETS, direction=reverse](x, w, r, b, , first)
+        y = Relu(s)
+        z = Identity(h)";
+    for resets in ["0", "1"] {
+        check(&n, ["x[5 n 5], first[1 n 6]", "y[5 1 n 6], z[1 n 6]"], &gates.replace("RESETS", resets));
+    }
+    let ended = "
+        w = weights[2 6 5]
+        r = weights[2 6 6]
+        lengths = Cast[to=6](ids)
+        y, h = RNN[hidden_size=6, direction=bidirectional](x, w, r, , lengths)
+        z = Relu(h)";
+    check(&n, ["x[7 n 5], ids[n]", "y[7 2 n 6], z[2 n 6]"], ended);
+    for steps in ["1", "2"] {
+        let last = "
+            w = weights[1 24 5]
+            r = weights[1 24 6]
+            s, h = LSTM[hidden_size=6](x, w, r)
+            y = Relu(h)";
+        check(&n, [&format!("x[{steps} n 5]"), "y[1 n 6]"], last);
+    }
+}
+
+#[test]
+fn recurrent_networks_take_any_number_of_texts_and_words() {
+    let statements = "
+        w = weights[2 24 5]
+        r = weights[2 24 6]
+        b = weights[2 48]
+        o = weights[12 3]
+        shape = numbers[0 0 12]
+        t = Transpose[perm=1 0 2](x)
+        s, h, c = LSTM[hidden_size=6, direction=bidirectional](t, w, r, b)
+        u = Transpose[perm=2 0 1 3](s)
+        v = Reshape(u, shape)
+        y = MatMul(v, o)";
+    check_items(&dim("n", 1, 5, 1), &dim("t", 1, 20, 1), ["x[n t 5]", "y[n t 3]"], statements);
 }
 
 #[test]

@@ -143,7 +143,7 @@ pub(crate) fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
 
 /// Checks a model of any number of items of any size, each after runs of the largest number and size, both as
 /// in a library and as in this process, where steps may process several items.
-fn check_items(items: &OpenDimension, dim: &OpenDimension, ports: [&str; 2], statements: &str) {
+pub(crate) fn check_items(items: &OpenDimension, dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let fused = opened_items(&graph, items, dim).unwrap_or_else(|error| panic!("{error}"));
     let compiled = compile_guessed(fused.clone(), &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
