@@ -29,7 +29,7 @@ use crate::half_precision::widened;
 use crate::import::import;
 use crate::net::{Evaluated, Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::no_code::NoCode;
-use crate::open::{Groups, OpenNet};
+use crate::open::{Groups, OpenNet, exchange_columns, has_open_columns};
 use crate::quantized::epilogue::opening;
 use crate::quantized::graph::{has_dots, in_bytes};
 use crate::quantized::has_7_bits;
@@ -359,6 +359,9 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     trace.graph_pass("widen", &with_bytes, &wide);
     let wide = with_bodies(wide, &|body| widened(&in_bytes(body, target), exact).into_owned());
     let mut net = import(&wide, has_dots(target));
+    if has_open_columns(&wide) {
+        exchange_columns(&mut net);
+    }
     if target.gpu.is_some() {
         net.nodes.iter_mut().for_each(evaluate_loop);
     }

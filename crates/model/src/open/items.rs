@@ -336,7 +336,7 @@ fn is_as_long(net: &Net, node: &Node, axis: usize) -> bool {
 }
 
 /// Whether an expression uses indices only to access elements.
-fn reads_no_place(expr: &Expr) -> bool {
+pub(super) fn reads_no_place(expr: &Expr) -> bool {
     let mut reads = false;
     Part::Expr(expr).walk(&mut |part| {
         reads |=

@@ -5,6 +5,7 @@
 //! result is the net of the largest size: tensors have the layout for that size, and kernels process only the
 //! part for the size of a run, by their number of rows or within rows.
 
+mod columns;
 mod groups;
 mod items;
 pub(crate) mod loops;
@@ -23,6 +24,7 @@ use crate::fuse::{Fused, Kernel, Moving, Open, Step, Steps, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
 use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, ValueId};
 
+pub(crate) use self::columns::{exchange_columns, has_open_columns};
 pub(crate) use self::groups::Groups;
 pub use self::items::{open_items, open_or_repeat};
 pub use self::pieces::{open_batches, open_pieces};

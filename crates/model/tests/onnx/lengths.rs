@@ -256,6 +256,53 @@ fn recurrent_networks_take_any_number_of_texts_and_words() {
 }
 
 #[test]
+fn lines_of_text_have_any_width() {
+    // Convolutions, pools and a recurrent network, as in recognisers of text.
+    let recogniser = "
+        w1 = weights[8 3 3 3]
+        b1 = weights[8]
+        w2 = weights[16 8 3 3]
+        w3 = weights[16 1 5 5]
+        w4 = weights[16 16 1 1]
+        g = weights[2 24 16]
+        r = weights[2 24 6]
+        o = weights[12 7]
+        axes = numbers[2]
+        shape = numbers[0 0 12]
+        c1 = Conv[kernel_shape=3 3, pads=1 1 1 1, strides=2 2](x, w1, b1)
+        r1 = HardSwish(c1)
+        p1 = MaxPool[kernel_shape=2 2, strides=2 2](r1)
+        c2 = Conv[kernel_shape=3 3, pads=1 1 1 1](p1, w2)
+        r2 = Relu(c2)
+        c3 = Conv[kernel_shape=5 5, pads=2 2 2 2, group=16, strides=2 1](r2, w3)
+        m = GlobalAveragePool(c3)
+        s0 = Conv[kernel_shape=1 1](m, w4)
+        s = Sigmoid(s0)
+        e = Mul(c3, s)
+        a = AveragePool[kernel_shape=2 1, strides=2 1](e)
+        q = Squeeze(a, axes)
+        t = Transpose[perm=2 0 1](q)
+        y0 = LSTM[hidden_size=6, direction=bidirectional](t, g, r)
+        u = Transpose[perm=0 2 1 3](y0)
+        v = Reshape(u, shape)
+        z = MatMul(v, o)
+        y = Softmax[axis=-1](z)";
+    check(&dim("w", 4, 80, 4), ["x[1 3 16 w]", "y[m 1 7]"], recogniser);
+    check_library(&dim("w", 4, 80, 4), ["x[1 3 16 w]", "y[m 1 7]"], recogniser);
+    // As many rows as the most columns.
+    let unet = "
+        w1 = weights[8 3 3 3]
+        w2 = weights[8 8 2 2]
+        w3 = weights[4 16 3 3]
+        c1 = Conv[kernel_shape=3 3, pads=1 1 1 1](x, w1)
+        p = MaxPool[kernel_shape=2 2, strides=2 2](c1)
+        d = ConvTranspose[kernel_shape=2 2, strides=2 2](p, w2)
+        j = Concat[axis=1](c1, d)
+        y = Conv[kernel_shape=3 3, pads=1 1 1 1](j, w3)";
+    check(&dim("w", 2, 24, 2), ["x[1 3 24 w]", "y[1 4 24 m]"], unet);
+}
+
+#[test]
 fn images_of_any_height_are_resized_smoothly() {
     let h = dim("h", 1, 14, 1);
     let of_scales = |mode: &str, scales: &str| {
