@@ -4,6 +4,7 @@
 //! has no lowering, the reason is stored with it.
 
 mod any_length;
+mod any_scale;
 mod attention;
 mod call;
 mod conv;

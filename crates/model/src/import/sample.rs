@@ -2,7 +2,7 @@
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{
-    AffineGrid, AxisSums, Beyond, GridSample, Inputs, Resize, ResizeMode, RoiAlign, Rounding, SampleMode,
+    AffineGrid, AxisSums, Beyond, GridSample, Inputs, Resize, ResizeMode, ResizedAxis, RoiAlign, Rounding, SampleMode,
 };
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
@@ -47,12 +47,15 @@ impl NodeImport<'_> {
         let mut x = if is_summed { self.double("numbers", from, &shape) } else { from };
         // The last dimension comes first, while there are few rows; along the other dimensions, whole rows of
         // contiguous pixels are combined.
+        let resized = op.resized(Inputs(&self.facts()))?;
         for of_axis in of_axes.iter().rev() {
             let (axis, places) = of_axis;
             let is_open = self.is_open_behind(shape[0]);
-            x = match endless(places, shape[*axis] as usize).filter(|_| is_open && !is_pick(of_axis)) {
-                Some(places) => self.resized_along(x, &(*axis, places), (false, true))?,
-                None => self.resized_along(x, of_axis, (is_pick(of_axis), false))?,
+            let of_run = resized.iter().find(|own| own.axis == *axis).filter(|_| is_open);
+            x = match (endless(places, shape[*axis] as usize).filter(|_| is_open && !is_pick(of_axis)), of_run) {
+                (Some(places), _) => self.resized_along(x, &(*axis, places), (false, true))?,
+                (None, Some(own)) if let Some(made) = self.resized_by_run(x, op, own) => made,
+                _ => self.resized_along(x, of_axis, (is_pick(of_axis), false))?,
             };
         }
         match is_summed {
@@ -99,10 +102,30 @@ impl NodeImport<'_> {
         if is_pick {
             return Ok(picked[0]);
         }
+        Ok(self.weighted(picked, weights, &shape))
+    }
+
+    /// Resizes a tensor along a dimension by the sizes of a run; `None` if that has no code.
+    fn resized_by_run(&mut self, x: ValueId, op: &Resize, own: &ResizedAxis) -> Option<ValueId> {
+        let mut shape = self.net.shape(x).to_vec();
+        shape[own.axis] = own.to as i64;
+        let mut along = vec![1; shape.len() - own.axis];
+        along[0] = own.to as i64;
+        let (pixels, weights) = self.taps_of_run(op, own, (x, &along))?;
+        let kind = Kind::Gather { axis: own.axis, by_element: false };
+        let mut picked = Vec::new();
+        for list in pixels {
+            picked.push(self.step("picked", kind.clone(), &[x, list], &shape));
+        }
+        Some(if weights.is_empty() { picked[0] } else { self.weighted(picked, weights, &shape) })
+    }
+
+    /// Sum of pixels, each with its weight.
+    fn weighted(&mut self, picked: Vec<ValueId>, weights: Vec<ValueId>, shape: &[i64]) -> ValueId {
         let n_taps = picked.len();
         let value = (0..n_taps).map(|tap| mul(input(tap), input(n_taps + tap))).reduce(add);
         let value = value.expect("a pixel is made of one");
-        Ok(self.step("sum", Kind::Map(value), &[picked, weights].concat(), &shape))
+        self.step("sum", Kind::Map(value), &[picked, weights].concat(), shape)
     }
 
     /// Makes the bounds of a region: its starts along all dimensions, then its ends; a dimension that is not
