@@ -66,6 +66,18 @@ pub struct Value {
     pub users: Vec<NodeId>,
 }
 
+impl Value {
+    /// Gives declared dimensions their concrete sizes, but for the open one, if any.
+    pub(crate) fn bind_dims_but(&mut self, open: Option<&str>) {
+        let (Some(open), Some(declared), Some(ty)) = (open, &mut self.declared, &self.ty) else { return };
+        for (dim, size) in declared.dims.iter_mut().flatten().zip(&ty.shape) {
+            if !matches!(dim, Dim::Named(name) if name == open) {
+                *dim = Dim::Size(*size);
+            }
+        }
+    }
+}
+
 /// Operation with its inputs and outputs.
 #[derive(Debug, Clone)]
 pub struct Node {

@@ -124,6 +124,7 @@ pub struct Specialised {
 /// Linear in the number of nodes, plus the evaluation of folded ones.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     let open_size = bindings.open.as_ref().and_then(|open| bindings.dims.iter().rfind(|(name, _)| name == open));
+    let open = bindings.open.clone();
     let bindings = &with_cache(graph, bindings);
     let mut job = Specialiser::new(bindings.fold_bytes);
     job.graph.name.clone_from(&graph.name);
@@ -131,7 +132,8 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     job.check_names(graph, bindings);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for &id in &graph.inputs {
-        if let Some(value) = job.input(graph.value(id), bindings) {
+        if let Some(mut value) = job.input(graph.value(id), bindings) {
+            value.bind_dims_but(open.as_deref());
             if let Some(mask) = job.causal_mask(&value, bindings) {
                 map[id.0 as usize] = Some(mask);
                 continue;

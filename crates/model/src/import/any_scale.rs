@@ -61,7 +61,7 @@ impl NodeImport<'_> {
     }
 
     /// Whether a node says the size of its result, rather than a factor.
-    fn has_sizes(&self, op: &Resize) -> bool {
+    pub(super) fn has_sizes(&self, op: &Resize) -> bool {
         op.factors_at == 2 && self.try_input(3).is_some_and(|id| self.net.value(id).n_elements() > 0)
     }
 }

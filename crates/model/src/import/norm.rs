@@ -46,10 +46,14 @@ impl NodeImport<'_> {
         let (x, scale, offset, to) = (self.input(0)?, self.input(1)?, self.input(2)?, self.output()?);
         let shape = self.net.shape(x).to_vec();
         let groups = op.n_groups as i64;
-        let of_groups = [shape[0], groups, shape[1..].iter().product::<i64>() / groups];
+        let of_groups = match self.net.open_size {
+            Some(_) => [&[shape[0], groups, shape[1] / groups], &shape[2..]].concat(),
+            None => vec![shape[0], groups, shape[1..].iter().product::<i64>() / groups],
+        };
         let grouped = self.step("groups", Kind::View, &[x], &of_groups);
-        let mut normal = self.normalised(grouped, vec![2], op.epsilon)?;
-        let mut by = vec![groups, 1];
+        let mut normal = self.normalised(grouped, (2..of_groups.len()).collect(), op.epsilon)?;
+        let mut by = vec![1; of_groups.len() - 1];
+        by[0] = groups;
         if !op.scales_groups {
             normal = self.step("channels", Kind::View, &[normal], &shape);
             by = vec![1; shape.len() - 1];
@@ -201,14 +205,38 @@ impl NodeImport<'_> {
     /// Lowers mean 0 and variance 1 of each channel of each image.
     pub(super) fn instance_norm(&mut self, op: &InstanceNormalization) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
-        let shape = self.shape(0)?;
+        let n_channels = self.shape(0)?[1];
+        let x = self.apart_from_channels(x).unwrap_or(x);
+        let shape = self.net.shape(x).to_vec();
         let normal = self.normalised(x, (2..shape.len()).collect(), op.epsilon)?;
         let mut channels = vec![1; shape.len() - 1];
-        channels[0] = shape[1];
+        channels[0] = n_channels;
         let (scale, offset) = (self.input(1)?, self.input(2)?);
         let scale = self.step("scale", Kind::View, &[scale], &channels);
         let offset = self.step("offset", Kind::View, &[offset], &channels);
-        self.scaled(normal, Some(scale), Some(offset), to)
+        if self.net.shape(to) == shape {
+            return self.scaled(normal, Some(scale), Some(offset), to);
+        }
+        let scaled = self.value("scaled", self.net.value(x).dtype, &shape);
+        self.scaled(normal, Some(scale), Some(offset), scaled)?;
+        self.push(Kind::View, &[scaled], to);
+        Ok(())
+    }
+
+    /// Groups of channels of images `[n, groups, channels, rows, columns]`, where a view joins channels with
+    /// rows and columns, of which one may be open.
+    fn apart_from_channels(&mut self, x: ValueId) -> Option<ValueId> {
+        self.net.open_size?;
+        let [n, groups, _] = *self.net.shape(x) else { return None };
+        let view = self.net.nodes.iter().rfind(|node| node.outputs == [x] && matches!(node.kind, Kind::View))?;
+        let images = view.input(0);
+        let shape = match self.net.shape(images) {
+            [batch, c, image @ ..] if *batch == n && c % groups == 0 && !image.is_empty() => {
+                [&[n, groups, c / groups], image].concat()
+            }
+            _ => return None,
+        };
+        Some(self.step("groups", Kind::View, &[images], &shape))
     }
 
     /// Lowers a division by the root of the mean square along the last dimensions.

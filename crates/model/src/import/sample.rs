@@ -21,6 +21,11 @@ impl NodeImport<'_> {
     pub(super) fn resized(&mut self, op: &Resize) -> Lowered {
         let (from, to) = (self.input(0)?, self.output()?);
         self.need_code(from)?;
+        let resized = op.resized(Inputs(&self.facts()))?;
+        if let Some(table) = self.resized_table(op, &resized, from) {
+            self.push(Kind::View, &[table], to);
+            return Ok(());
+        }
         let mut of_axes = op.sums(Inputs(&self.facts()))?.unwrap_or_default();
         let is_pick = |(_, places): &AxisSums| places.iter().all(|taps| matches!(taps[..], [(_, w)] if w == 1.0));
         if of_axes.iter().all(is_pick) {
@@ -47,7 +52,6 @@ impl NodeImport<'_> {
         let mut x = if is_summed { self.double("numbers", from, &shape) } else { from };
         // The last dimension comes first, while there are few rows; along the other dimensions, whole rows of
         // contiguous pixels are combined.
-        let resized = op.resized(Inputs(&self.facts()))?;
         for of_axis in of_axes.iter().rev() {
             let (axis, places) = of_axis;
             let is_open = self.is_open_behind(shape[0]);
@@ -103,6 +107,17 @@ impl NodeImport<'_> {
             return Ok(picked[0]);
         }
         Ok(self.weighted(picked, weights, &shape))
+    }
+
+    /// Resizes a constant, such as a table of positions, to sizes of a run, which may be its own at some size.
+    fn resized_table(&mut self, op: &Resize, resized: &[ResizedAxis], from: ValueId) -> Option<ValueId> {
+        let shape = self.net.shape(from).to_vec();
+        let is_table = self.net.value(from).constant.is_some() && self.is_real(from) && self.has_sizes(op);
+        let (images, others): (Vec<&ResizedAxis>, Vec<&ResizedAxis>) = resized.iter().partition(|own| own.axis >= 2);
+        let is_of_images = others.iter().all(|own| own.from == own.to) && !images.is_empty();
+        let is_open = is_table && is_of_images && self.is_open_behind(shape[0]);
+        let by_axis = |x: Option<ValueId>, own: &&ResizedAxis| self.resized_by_run(x?, op, own);
+        if is_open { images.iter().rev().fold(Some(from), by_axis) } else { None }
     }
 
     /// Resizes a tensor along a dimension by the sizes of a run; `None` if that has no code.

@@ -1,7 +1,8 @@
 //! Models whose sequences have any length, or whose calls of C functions take any number of rows: at each
 //! size the answers of the model of that size.
 
-use crate::open::{check, check_items, check_library, dim};
+use crate::blocks::graph_at;
+use crate::open::{check, check_graph, check_items, check_library, dim};
 
 #[test]
 fn sequences_of_any_length_are_convolved() {
@@ -300,6 +301,68 @@ fn lines_of_text_have_any_width() {
         j = Concat[axis=1](c1, d)
         y = Conv[kernel_shape=3 3, pads=1 1 1 1](j, w3)";
     check(&dim("w", 2, 24, 2), ["x[1 3 24 w]", "y[1 4 24 m]"], unet);
+}
+
+#[test]
+fn groups_of_channels_of_any_height_are_normalised() {
+    let h = dim("h", 1, 18, 1);
+    let ports = ["x[1 8 h 5]", "y[1 8 h 5]"];
+    // As exporters write groups.
+    let joined = "
+        of_groups = numbers[0 4 -1]
+        ones = weights[4]
+        none = weights[4]
+        g = weights[8 1 1]
+        r = Relu(x)
+        n = Shape(r)
+        v = Reshape(r, of_groups)
+        i = InstanceNormalization(v, ones, none)
+        b = Reshape(i, n)
+        y = Mul(b, g)";
+    check(&h, ports, joined);
+    check(&dim("w", 1, 18, 1), ["x[1 8 5 w]", "y[1 8 5 w]"], joined);
+    let by_groups = "
+        g = weights[8]
+        b = weights[8]
+        r = Relu(x)
+        y = GroupNormalization[num_groups=2](r, g, b)";
+    check_graph(&h, &graph_at(21, ports[0], ports[1], by_groups));
+}
+
+#[test]
+fn images_are_resized_to_and_from_any_height() {
+    let h = dim("h", 1, 14, 1);
+    let of_scales = |attributes: &str| {
+        format!("n = numbers[1 1 2 2]\n s = Cast[to=1](n)\n r = Relu(x)\n y = Resize[{attributes}](r, , s)")
+    };
+    for attributes in [
+        "mode=linear, coordinate_transformation_mode=align_corners",
+        "mode=cubic, coordinate_transformation_mode=align_corners",
+        "mode=nearest, coordinate_transformation_mode=align_corners, nearest_mode=ceil",
+        "mode=cubic, coordinate_transformation_mode=pytorch_half_pixel",
+    ] {
+        check(&h, ["x[1 2 h 5]", "y[1 2 m 10]"], &of_scales(attributes));
+    }
+    check_library(
+        &h,
+        ["x[1 2 h 5]", "y[1 2 m 10]"],
+        &of_scales("mode=linear, coordinate_transformation_mode=align_corners"),
+    );
+    // Tables of positions, which have the size of an image at one height.
+    for rows in ["7", "14"] {
+        for mode in ["cubic", "linear", "nearest"] {
+            let table = format!(
+                "
+                table = weights[1 2 {rows} 5]
+                n = Shape[start=2, end=4](x)
+                first = numbers[1 2]
+                all = Concat[axis=0](first, n)
+                p = Resize[mode={mode}](table, , , all)
+                y = Add(x, p)"
+            );
+            check(&h, ["x[1 2 h 5]", "y[1 2 h 5]"], &table);
+        }
+    }
 }
 
 #[test]

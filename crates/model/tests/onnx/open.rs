@@ -111,13 +111,17 @@ pub(crate) fn is_near(found: &Tensor, wanted: &Tensor) -> bool {
 /// Checks a model at sizes up and down, each after runs at the largest size that leave NaN behind where they
 /// can.
 pub(crate) fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
-    let graph = graph_of(ports[0], ports[1], statements);
+    check_graph(dim, &graph_of(ports[0], ports[1], statements));
+}
+
+/// Checks a graph as [`check`] does.
+pub(crate) fn check_graph(dim: &OpenDimension, graph: &Graph) {
     let target = host::target();
-    let fused = opened(&graph, dim).unwrap_or_else(|error| panic!("{error}"));
+    let fused = opened(graph, dim).unwrap_or_else(|error| panic!("{error}"));
     let compiled = compile_guessed(fused, &target, 1).unwrap_or_else(|error| panic!("{error}"));
     let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
     let sizes: Vec<i64> = (dim.least..=dim.most).filter(|size| dim.has(*size)).collect();
-    let largest = at(&graph, &dim.name, dim.most);
+    let largest = at(graph, &dim.name, dim.most);
     for (seed, &size) in sizes.iter().chain(sizes.iter().rev()).enumerate() {
         if seed % 3 == 0 {
             context.set_dim(&dim.name, dim.most).unwrap();
@@ -125,7 +129,7 @@ pub(crate) fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
         }
         context.set_dim(&dim.name, size).unwrap();
         assert_eq!(context.size(), Some(size));
-        let own = at(&graph, &dim.name, size);
+        let own = at(graph, &dim.name, size);
         let given = inputs(&own, seed as u64, None);
         let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
         let wanted = evaluate(&own, &named).unwrap();
