@@ -116,8 +116,8 @@ impl NodeImport<'_> {
         Some(outer[..axis].iter().product()).filter(|n_ahead| *n_ahead > 1)
     }
 
-    /// Product of rows whose open dimension is behind others: the rows of all matrices are those of one product
-    /// once that dimension comes first.
+    /// Product of rows whose open dimension is behind others: the rows of all matrices are those of one
+    /// product once that dimension comes first.
     fn product_of_turned(&mut self, [a, b, to]: [ValueId; 3], [n_ahead, m, n, k]: [i64; 4]) {
         let turned = || Kind::Transpose(vec![1, 0, 2]);
         let all = self.viewed("matrices", a, &[n_ahead, m, k]);

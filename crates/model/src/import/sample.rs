@@ -2,7 +2,8 @@
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{
-    AffineGrid, AxisSums, Beyond, GridSample, Inputs, Resize, ResizeMode, ResizedAxis, RoiAlign, Rounding, SampleMode,
+    AffineGrid, AxisSums, Beyond, Coordinates, GridSample, Inputs, Resize, ResizeMode, ResizedAxis, RoiAlign, Rounding,
+    SampleMode,
 };
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
@@ -28,7 +29,9 @@ impl NodeImport<'_> {
         }
         let mut of_axes = op.sums(Inputs(&self.facts()))?.unwrap_or_default();
         let is_pick = |(_, places): &AxisSums| places.iter().all(|taps| matches!(taps[..], [(_, w)] if w == 1.0));
-        if of_axes.iter().all(is_pick) {
+        // Aligned corners are a line at some sizes alone.
+        let is_of_size = op.coordinates == Coordinates::AlignCorners && self.is_open_behind(self.shape(0)?[0]);
+        if of_axes.iter().all(is_pick) && !is_of_size {
             let mut lines = vec![Some(Line::SAME); self.net.shape(from).len()];
             for (axis, places) in &of_axes {
                 lines[*axis] = Line::through(&places.iter().map(|taps| taps[0].0 as i64).collect::<Vec<_>>());
@@ -109,7 +112,7 @@ impl NodeImport<'_> {
         Ok(self.weighted(picked, weights, &shape))
     }
 
-    /// Resizes a constant, such as a table of positions, to sizes of a run, which may be its own at some size.
+    /// Resizes a constant, such as a table of positions, to sizes of a run, which may be its own in some run.
     fn resized_table(&mut self, op: &Resize, resized: &[ResizedAxis], from: ValueId) -> Option<ValueId> {
         let shape = self.net.shape(from).to_vec();
         let is_table = self.net.value(from).constant.is_some() && self.is_real(from) && self.has_sizes(op);

@@ -165,7 +165,7 @@ impl Images<'_> {
     }
 }
 
-/// What is said of each dimension, with rows and columns exchanged.
+/// List for each dimension, with rows and columns exchanged.
 fn swapped<T: Clone>(of_dims: &[T]) -> Vec<T> {
     let mut swapped = of_dims.to_vec();
     swapped.swap(ROWS, COLUMNS);
