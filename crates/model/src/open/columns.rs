@@ -65,6 +65,7 @@ impl Images<'_> {
         let first = node.inputs.first().copied().flatten().filter(is_image);
         Some(match &node.kind {
             Kind::Map(expr) if reads_no_place(expr) => node.kind.clone(),
+            Kind::View if self.net.shape(node.input(0)) == self.net.shape(node.output()) => Kind::View,
             Kind::Conv(conv) => {
                 let Convolution { strides, dilations, before, after, .. } = conv;
                 let turned = |[rows, columns]: [i64; 2]| [columns, rows];
@@ -103,7 +104,7 @@ impl Images<'_> {
             }
             let Some(maker) = self.makers.get(&id).map(|at| &nodes[*at]) else { return false };
             match maker.kind {
-                Kind::Map(_) | Kind::Pad(..) => id = maker.input(0),
+                Kind::Map(_) | Kind::View | Kind::Pad(..) => id = maker.input(0),
                 _ => return false,
             }
         }

@@ -271,7 +271,8 @@ fn lines_of_text_have_any_width() {
         axes = numbers[2]
         shape = numbers[0 0 12]
         c1 = Conv[kernel_shape=3 3, pads=1 1 1 1, strides=2 2](x, w1, b1)
-        r1 = HardSwish(c1)
+        r0 = Identity(c1)
+        r1 = HardSwish(r0)
         p1 = MaxPool[kernel_shape=2 2, strides=2 2](r1)
         c2 = Conv[kernel_shape=3 3, pads=1 1 1 1](p1, w2)
         r2 = Relu(c2)
