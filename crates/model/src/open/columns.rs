@@ -24,7 +24,7 @@ pub(crate) fn has_open_columns(graph: &Graph) -> bool {
         // Other dimensions are bound to sizes.
         let named = |(dim, n): (&Dim, &usize)| matches!(dim, Dim::Named(_)) && *n == size;
         let open: Vec<usize> = (0..dims.len()).filter(|&axis| named((&dims[axis], &ty.shape[axis]))).collect();
-        dims.len() >= ROWS + 1 && open == [dims.len() - 1]
+        dims.len() > ROWS && open == [dims.len() - 1]
     })
 }
 

@@ -726,6 +726,18 @@ fn a_batch_that_cannot_be_open_is_repeated() {
 }
 
 #[test]
+fn outputs_of_half_the_length_are_not_open_beside_a_batch() {
+    let halves = "
+        w = weights[8 4 3]
+        t = Transpose[perm=0 2 1](x)
+        c = Conv[kernel_shape=3, strides=2, pads=1 1](t, w)
+        y = Transpose[perm=0 2 1](c)";
+    let graph = graph_of("x[n t 4]", "y[n m 8]", halves);
+    let refused = opened_items(&graph, &dim("n", 1, 4, 1), &dim("t", 2, 24, 2)).unwrap_err().to_string();
+    assert!(refused.contains("has inputs or outputs of a fraction of the size beside a batch"), "{refused}");
+}
+
+#[test]
 fn rows_of_a_mask_are_those_of_each_text() {
     // As exporters look a mask up: by the indices of texts and tokens.
     let statements = "
