@@ -87,8 +87,10 @@ impl Specialiser {
             return Ok(tensors?.into_iter().map(|tensor| Some(self.constant(tensor))).collect());
         }
         // Unrolling can end only if the number of iterations is bounded, or the condition is computed in each
-        // iteration.
-        let may_end = begins == Some(true) && (most.flatten().is_some() || (most.is_some() && goes_on.is_none()));
+        // iteration. As many iterations as the open dimension is long stay a loop.
+        let is_open = n.is_some_and(|n| n > 1 && self.graph.open_size == Some(n as usize));
+        let is_bounded = most.flatten().is_some() || (most.is_some() && goes_on.is_none());
+        let may_end = begins == Some(true) && is_bounded && !is_open;
         if may_end {
             let must = fixed.is_err() || self.unrolls || n.is_none() && collects;
             if let Some(outputs) = self.unrolled(op, inputs, most.flatten(), must)? {

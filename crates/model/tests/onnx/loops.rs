@@ -225,3 +225,41 @@ fn a_loop_with_an_iteration_per_row_is_refused() {
     let error = open::opened(&graph, &open::dim("N", 70, 200, 1)).unwrap_err().to_string();
     assert!(error.contains("N cannot be open") && !error.contains('\n'), "{error}");
 }
+
+/// A model whose input `x` has `n` rows, as many as runs say.
+fn of_any_rows(nodes: &[Vec<u8>], inputs: &[In], outputs: &[&str]) -> Graph {
+    let mut read = onnx::read(&model(16, graph(nodes, inputs, outputs)), &mut no_files).unwrap().graph;
+    let x = read.inputs.iter().copied().find(|&id| read.value(id).name == "x").unwrap();
+    read.value_mut(x).declared.as_mut().unwrap().dims.as_mut().unwrap()[0] = Dim::Named("n".to_owned());
+    read
+}
+
+#[test]
+fn loops_over_rows_take_any_number_of_them() {
+    let step = [
+        node("MatMul", &["h", "w"], &["hw"], &[]),
+        node("Add", &["x_t", "hw"], &["sum"], &[]),
+        node("Tanh", &["sum"], &["next"], &[]),
+        node("Identity", &["next"], &["row"], &[]),
+    ];
+    let weights = known("w", floats(&[4, 4], |i| (i as f64 * 0.7).sin()));
+    let inputs: [In; 2] = [("h0", F, &[2, 4]), ("x", F, &[1, 2, 4])];
+    let body = graph(&step, &[("h", F, &[2, 4]), ("x_t", F, &[2, 4])], &["next", "row"]);
+    let attributes = [("body", Attr::Graph(body)), ("num_scan_inputs", Attr::Int(1))];
+    let scan = node("Scan", &["h0", "x"], &["y", "states"], &attributes);
+    let dim = crate::open::dim("n", 1, 20, 1);
+    crate::open::check_graph(&dim, &of_any_rows(&[weights.clone(), scan], &inputs, &["y", "states"]));
+    let own =
+        [node("Gather", &["x", "i"], &["x_t"], &[("axis", Attr::Int(0))]), node("Identity", &["go"], &["goes"], &[])];
+    let numbers: [In; 3] = [("i", DType::I64, &[]), ("go", DType::Bool, &[]), ("h", F, &[2, 4])];
+    let body = graph(&[&own[..], &step[..]].concat(), &numbers, &["goes", "next", "row"]);
+    let nodes = [
+        weights,
+        known("yes", Tensor::from_integers(DType::Bool, [], &[1])),
+        node("Shape", &["x"], &["shape"], &[]),
+        known("zero", number(0)),
+        node("Gather", &["shape", "zero"], &["rows"], &[("axis", Attr::Int(0))]),
+        node("Loop", &["rows", "yes", "h0"], &["y", "states"], &[("body", Attr::Graph(body))]),
+    ];
+    crate::open::check_graph(&dim, &of_any_rows(&nodes, &inputs, &["y", "states"]));
+}
