@@ -1,7 +1,7 @@
 //! Images of open width: operators on them become those on images whose rows and columns are exchanged, as
 //! kernels take any number of rows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tilewright_graph::{DType, Dim, Graph};
 
@@ -32,7 +32,8 @@ pub(crate) fn has_open_columns(graph: &Graph) -> bool {
 /// them, if their width is open.
 pub(crate) fn exchange_columns(net: &mut Net) {
     let nodes = std::mem::take(&mut net.nodes);
-    let mut images = Images { net, exchanged: HashMap::new(), makers: HashMap::new() };
+    let widths = net.open_size.into_iter().collect();
+    let mut images = Images { net, exchanged: HashMap::new(), widths, makers: HashMap::new() };
     for (at, node) in nodes.iter().enumerate() {
         if let Some(kind) = images.exchanged_kind(&nodes, node) {
             images.push_exchanged(kind, node);
@@ -48,6 +49,8 @@ struct Images<'n> {
     net: &'n mut Net,
     /// Values with their rows and columns exchanged.
     exchanged: HashMap<ValueId, ValueId>,
+    /// Open widths of images so far.
+    widths: HashSet<i64>,
     /// Node that computes a value, among those of the net as it was.
     makers: HashMap<ValueId, usize>,
 }
@@ -90,7 +93,8 @@ impl Images<'_> {
         })
     }
 
-    /// Whether a node looks at images of open width, which the model's input or a map of it is.
+    /// Whether a node looks at images of open width: the model's input or a map of it, or what other kinds of
+    /// operators return.
     fn begins(&self, nodes: &[Node], node: &Node) -> bool {
         if !matches!(node.kind, Kind::Conv(_) | Kind::Window(..)) {
             return false;
@@ -98,7 +102,7 @@ impl Images<'_> {
         let mut id = node.input(0);
         loop {
             match *self.net.shape(id) {
-                [_, _, rows, columns] if rows > 1 && Some(columns) == self.net.open_size => return true,
+                [_, _, rows, columns] if rows > 1 && self.widths.contains(&columns) => return true,
                 [_, _, rows, _] if rows > 1 => {}
                 _ => return false,
             }
@@ -124,6 +128,9 @@ impl Images<'_> {
         let new = self.net.add_value(&name, dtype, &shape);
         self.net.nodes.push(Node { kind, inputs, outputs: vec![new], origin: node.origin.clone() });
         self.exchanged.insert(to, new);
+        if shape[ROWS] > 1 && shape[COLUMNS] > 1 {
+            self.widths.insert(shape[ROWS]);
+        }
         let kind = Kind::Transpose(vec![0, 1, COLUMNS, ROWS]);
         self.net.nodes.push(Node { kind, inputs: vec![Some(new)], outputs: vec![to], origin: node.origin.clone() });
     }

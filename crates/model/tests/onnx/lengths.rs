@@ -322,6 +322,9 @@ fn groups_of_channels_of_any_height_are_normalised() {
         y = Mul(b, g)";
     check(&h, ports, joined);
     check(&dim("w", 1, 18, 1), ["x[1 8 5 w]", "y[1 8 5 w]"], joined);
+    let (before, behind) = ("k = Conv[kernel_shape=3 3, pads=1 1 1 1](x, c)", "z = Conv[kernel_shape=3 3](y, c)");
+    let between = ["c = weights[8 8 3 3]", before, &joined.replace("Relu(x)", "Relu(k)"), behind].join("\n");
+    check(&dim("w", 3, 18, 1), ["x[1 8 5 w]", "z[1 8 3 m]"], &between);
     let by_groups = "
         g = weights[8]
         b = weights[8]
