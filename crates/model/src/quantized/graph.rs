@@ -241,8 +241,11 @@ impl Quantizer<'_> {
         let done = match &node.op {
             Op::DequantizeLinear(op) => self.dequantize(node, op.0),
             Op::QuantizeLinear(op) if self.dots => self.quantize(node, *op),
-            Op::MatMul(_) if self.dots => self.product(node, false).or_else(|| self.packed_product(node)),
-            Op::Gemm(gemm) if self.dots && is_plain(gemm) => self.product(node, gemm.transposes_b),
+            Op::MatMul(_) if self.dots => self.product(node, false).or_else(|| self.packed_product(node, false)),
+            Op::Gemm(gemm) if self.dots && is_plain(gemm) => {
+                let transposes = gemm.transposes_b;
+                self.product(node, transposes).or_else(|| self.packed_product(node, transposes))
+            }
             Op::MatMulInteger(_) if self.dots => self.integer_product(node),
             Op::QLinearMatMul(_) if self.dots => self.quantized(node, None),
             Op::Conv(conv) if self.dots => self.convolution(node, conv),

@@ -288,28 +288,50 @@ fn blocked(seed: u64) -> Drawn {
     let weight =
         |i: usize, j: usize| (weights[i * n + j] - zeros[i / block * n + j]) as f64 * scales[i / block * n + j];
     let sum = |row: &[f64], j: usize| row.iter().enumerate().map(|(i, x)| x * weight(i, j)).sum::<f64>();
-    let expected = x.chunks(k).flat_map(|row| (0..n).map(|j| sum(row, j)).collect::<Vec<_>>()).collect();
-    let attributes = [("axis", 0), ("block_size", block as i64)];
+    let sums: Vec<f64> = x.chunks(k).flat_map(|row| (0..n).map(|j| sum(row, j)).collect::<Vec<_>>()).collect();
+    // Rows of the weights may be results, by the product or by a node, and the product may add a bias.
+    let (is_gemm, is_turned) = (random.random_bool(0.5), random.random_bool(0.5));
+    let has_turn = if is_gemm { random.random_bool(0.3) } else { is_turned };
+    let bias = singles(random, n, 1.0);
+    let expected = (0..m * n).map(|at| sums[at] + if is_gemm { bias[at % n] } else { 0.0 }).collect();
+    let turned = |shape: [usize; 2]| if is_turned { [shape[1], shape[0]] } else { shape };
+    let place = |[rows, columns]: [usize; 2], at: usize| match is_turned {
+        true => at % rows * columns + at / rows,
+        false => at,
+    };
+    let integers = |shape: [usize; 2], all: &[i128]| {
+        let all: Vec<i128> = (0..all.len()).map(|at| all[place(shape, at)]).collect();
+        Tensor::from_integers(dtype, turned(shape), &all)
+    };
+    let attributes = [("axis", i64::from(is_turned)), ("block_size", block as i64)];
     let given = port("x", DType::F32, &[m, k]);
     let inputs = if has_zeros { &["w", "s", "z"][..] } else { &["w", "s"] };
     let mut file = of_node("DequantizeLinear", inputs, &attributes, given, &[m, n]);
     file.nodes[0].domain = String::new();
     file.nodes[0].outputs = vec!["d".to_owned()];
-    let product = NodeFile {
-        op: "MatMul".to_owned(),
-        inputs: vec!["x".to_owned(), "d".to_owned()],
-        outputs: vec!["y".to_owned()],
+    let node = |op: &str, inputs: &[&str], output: &str| NodeFile {
+        op: op.to_owned(),
+        inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
+        outputs: vec![output.to_owned()],
         ..NodeFile::default()
     };
-    file.nodes.push(product);
-    file.weights = vec![
-        ("w".to_owned(), Tensor::from_integers(dtype, [k, n], &weights)),
-        ("s".to_owned(), Tensor::from_floats(DType::F32, [n_blocks, n], &scales)),
-    ];
-    if has_zeros {
-        file.weights.push(("z".to_owned(), Tensor::from_integers(dtype, [n_blocks, n], &zeros)));
+    file.nodes.extend(has_turn.then(|| node("Transpose", &["d"], "t")));
+    let b = if has_turn { "t" } else { "d" };
+    let mut product = if is_gemm { node("Gemm", &["x", b, "c"], "y") } else { node("MatMul", &["x", b], "y") };
+    if is_gemm {
+        product.attributes = vec![("transB".to_owned(), Attribute::Int(i64::from(is_turned != has_turn)))];
+        file.weights.push(("c".to_owned(), Tensor::from_floats(DType::F32, [n], &bias)));
     }
-    let text = format!("{dtype} m={m} n={n} k={k} block={block} zeros {has_zeros}");
+    file.nodes.push(product);
+    let (of_scales, scales) = ([n_blocks, n], &scales);
+    let scales: Vec<f64> = (0..n_blocks * n).map(|at| scales[place(of_scales, at)]).collect();
+    file.weights.push(("w".to_owned(), integers([k, n], &weights)));
+    file.weights.push(("s".to_owned(), Tensor::from_floats(DType::F32, turned(of_scales), &scales)));
+    if has_zeros {
+        file.weights.push(("z".to_owned(), integers(of_scales, &zeros)));
+    }
+    let form = format!("gemm {is_gemm} turned {is_turned} by a node {has_turn}");
+    let text = format!("{dtype} m={m} n={n} k={k} block={block} zeros {has_zeros} {form}");
     Drawn { text, file, input: ("x", Tensor::from_floats(DType::F32, [m, k], &x)), expected }
 }
 
@@ -349,7 +371,7 @@ fn weights_are_levels_of_a_table() {
 
 #[test]
 fn scales_of_blocks_have_any_sign() {
-    (0..24).map(blocked).for_each(check);
+    (0..48).map(blocked).for_each(check);
 }
 
 /// Few rows read weights that are an eighth of f32's bytes.
@@ -357,7 +379,7 @@ fn scales_of_blocks_have_any_sign() {
 fn weights_in_blocks_stay_packed() {
     let target = host::target();
     let has_dots = target.dot4_lanes([false, true]) > 0 || target.widens_bytes();
-    for drawn in (0..8).map(blocked) {
+    for drawn in (0..24).map(blocked) {
         let graph = onnx::read(&onnx::write(&drawn.file).into(), &mut no_files).unwrap().graph;
         let graph = specialise(&graph, &Bindings { fold_bytes: 0, ..Bindings::default() }).graph;
         let compiled = compiled_for(&graph, &target).unwrap();
