@@ -58,7 +58,7 @@ const fn feature(
 }
 
 /// Features that LLVM uses in kernels. Without one of them, the code might differ from the measured code.
-const FEATURES: [Feature; 29] = {
+const FEATURES: [Feature; 30] = {
     use Register::{Eax, Ebx, Ecx, Edx};
     [
         feature("sse3", Some(2), 1, Ecx, 0, 0),
@@ -88,6 +88,7 @@ const FEATURES: [Feature; 29] = {
         feature("avx512vnni", None, 7, Ecx, 11, AVX512_STATE),
         feature("avx512bitalg", None, 7, Ecx, 12, AVX512_STATE),
         feature("avx512vpopcntdq", None, 7, Ecx, 14, AVX512_STATE),
+        feature("avx512bf16", None, LEAF_7_1, Eax, 5, AVX512_STATE),
         feature("avxvnni", None, LEAF_7_1, Eax, 4, AVX_STATE),
         feature("avxvnniint8", None, LEAF_7_1, Edx, 4, AVX_STATE),
     ]
@@ -181,6 +182,8 @@ mod tests {
             2,
             &[("movl $$1, %ecx", true), ("testl $$16, %eax", true), ("testl $$16, %edx", true), ("$$7", true)],
         );
+        host.features = "+avx512bf16".into();
+        check(&host, 1, &[("movl $$1, %ecx", true), ("testl $$32, %eax", true), ("testl $$230, %eax", true)]);
         host.features = "+avx512vnni,+avxvnni".into();
         check(&host, 1, &[("movl $$1, %ecx", false), ("testl $$2048, %ecx", true)]);
         let less = Target { features: "-avx512vl".into(), ..named("x86-64-v4") };
