@@ -23,10 +23,11 @@ const MOST_AT_ONCE: i64 = 64;
 
 const LEAST_AT_ONCE: i64 = 16;
 
-/// Multiple of iterations for an open reduction, of which the largest size is a multiple.
+/// Multiple of iterations for an open reduction: the largest of which the largest size is a multiple, or
+/// [`LEAST_AT_ONCE`], whose last vector then extends past the largest size.
 pub(crate) fn at_once(range: SizeRange) -> i64 {
     let halved = std::iter::successors(Some(MOST_AT_ONCE), |n| (*n > LEAST_AT_ONCE).then_some(n / 2));
-    halved.into_iter().find(|n| range.most % n == 0).unwrap_or(1)
+    halved.into_iter().find(|n| range.most % n == 0).unwrap_or(LEAST_AT_ONCE)
 }
 
 /// Open (dynamic) sizes of a program under construction, in its order, with their values.
@@ -55,8 +56,8 @@ impl OpenSizes {
                 found.insert(var, (end, None));
                 continue;
             }
-            let least = (range.least + multiple - 1) / multiple * multiple;
-            let whole = extent(RunSize { multiple, ..size }, SizeRange { least, step: multiple, ..range });
+            let [least, most] = [range.least, range.most].map(|n| (n + multiple - 1) / multiple * multiple);
+            let whole = extent(RunSize { multiple, ..size }, SizeRange { least, most, step: multiple });
             found.insert(var, (whole, Some(end)));
         }
         run_to(&mut program.body, &found, &Cond::True);
