@@ -301,8 +301,9 @@ fn record(
         let workload = &choice.task.setting.workload;
         let (Some(old), name) = (before.kernels.get(text), recorded_as(workload)) else { continue };
         if put_back.contains(&name) && !names.contains(&name) {
-            let Spent { us, times } = profile[text];
-            old.put_back(1e3 * us / times as f64, choice, database, caches.of(workload))?;
+            // Kernels that the compared run did not execute have no times: those of other numbers of tokens.
+            let Some(Spent { us, times }) = profile.get(text) else { continue };
+            old.put_back(1e3 * us / *times as f64, choice, database, caches.of(workload))?;
             names.push(name);
         }
     }
