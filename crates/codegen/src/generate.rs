@@ -312,7 +312,7 @@ impl Generator<'_> {
                 self.m.load(ptr, slot, 8, false)
             } else {
                 match self.plan.places.get(&buffer) {
-                    Some(TemporaryMemory::Scratch { offset, per_thread: false }) => {
+                    Some(TemporaryMemory::Scratch { shared: Some(offset), .. }) => {
                         self.bytes_from(scratch, *offset as i64)
                     }
                     Some(_) => continue,
@@ -798,10 +798,13 @@ impl Generator<'_> {
         let mut own = Vec::new();
         for buffer in used {
             match (self.f.storage.get(&buffer), self.plan.places.get(&buffer)) {
+                (_, Some(TemporaryMemory::Scratch { per_thread: Some(offset), .. }))
+                    if plan::allocates(&l.body, buffer) =>
+                {
+                    own.push((buffer, *offset));
+                }
                 (Some(Storage::Pointer(p)), _) => buffers.push((buffer, *p)),
-                (Some(Storage::Chunks(_)), _) => {}
-                (None, Some(TemporaryMemory::Scratch { offset, per_thread: true })) => own.push((buffer, *offset)),
-                (None, Some(_)) => {}
+                (Some(Storage::Chunks(_)), _) | (None, Some(_)) => {}
                 (None, None) => return Err(self.never_allocated(buffer)),
             }
         }

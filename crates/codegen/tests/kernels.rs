@@ -518,6 +518,34 @@ fn parallel_loops_have_memory_of_their_own() {
     assert_eq!(kernel.scratch_bytes(2) - kernel.scratch_bytes(1), 40 * 16 * 4);
 }
 
+/// Checks that a temporary is a thread's own inside a parallel loop even if another version of the code, such
+/// as a tail of one iteration, allocates it outside.
+#[test]
+fn threads_have_memory_of_their_own_beside_a_tail() {
+    let n = 24;
+    for is_tail_first in [false, true] {
+        let mut p = program("parallel");
+        let a = input(&mut p, "A", DType::F32, &[n + 1, 16]);
+        let b = output(&mut p, "B", DType::F32, &[n + 1, 16]);
+        let own = temporary(&mut p, "Own", DType::F32, &[40, 16], Scope::Local);
+        let [i, k, l] = ["i", "k", "l"].map(|name| p.add_loop(name));
+        let at = |row: Index| {
+            let copy = vector(l, 16, vec![store(own, &[ix(k), ix(l)], load(a, &[row.clone(), ix(l)]))]);
+            let clear = vector(l, 16, vec![store(b, &[row.clone(), ix(l)], Expr::Const(0.0))]);
+            let sum = vector(l, 16, vec![add_to(b, &[row, ix(l)], load(own, &[ix(k), ix(l)]), never())]);
+            vec![Stmt::Alloc(own), for_(k, 40, vec![copy]), clear, for_(k, 40, vec![sum])]
+        };
+        let tail = Stmt::If { cond: Cond::True, then: at(n.into()), otherwise: Vec::new() };
+        p.body = vec![for_kind(LoopKind::Parallel, i, n, at(ix(i))), tail];
+        if is_tail_first {
+            p.body.reverse();
+        }
+        check(&p);
+        let kernel = compile(&p, &host()).unwrap();
+        assert_eq!(kernel.scratch_bytes(2) - kernel.scratch_bytes(1), 40 * 16 * 4);
+    }
+}
+
 #[test]
 fn sums_in_parts_do_not_depend_on_who_computes_them() {
     let steps = "split k 64 -> part in_part shrink\nreorder part i j in_part\nrfactor C part as S\n\

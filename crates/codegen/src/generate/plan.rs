@@ -171,12 +171,13 @@ pub enum TemporaryMemory {
     Chunks(Vec<Chunk>),
     /// Stack frame of the function that allocates it.
     Stack,
-    /// Scratch memory, at an offset from its start; with `per_thread`, from the start of the thread's slice.
+    /// Scratch memory. A temporary has both offsets if versions of the same code allocate it outside and
+    /// inside a parallel loop: a tail of one iteration is no loop.
     Scratch {
-        /// Offset in bytes.
-        offset: u64,
-        /// Whether each thread has a separate copy.
-        per_thread: bool,
+        /// Offset in bytes from the start, for code outside parallel loops.
+        shared: Option<u64>,
+        /// Offset in bytes from the start of a thread's slice, for code inside a parallel loop.
+        per_thread: Option<u64>,
     },
 }
 
@@ -218,7 +219,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<MemoryPlan, CompileErr
         walk.block(block);
         let PlanWalk { accesses, allocated, .. } = walk;
         let mut layout = ScratchLayout::default();
-        for (buffer, in_parallel) in allocated {
+        for (buffer, allocated) in allocated {
             let b = program.buffer(buffer);
             let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
             let place = match b.scope {
@@ -231,11 +232,14 @@ pub fn plan(program: &Program, target: &Target) -> Result<MemoryPlan, CompileErr
                 | Scope::Produced
                 | Scope::Multicast => None,
             };
-            let place = place.unwrap_or_else(|| {
-                let end = if in_parallel { &mut layout.per_thread_bytes } else { &mut layout.shared_bytes };
+            let take = |end: &mut u64| {
                 let offset = *end;
                 *end += bytes.next_multiple_of(SCRATCH_ALIGN);
-                TemporaryMemory::Scratch { offset, per_thread: in_parallel }
+                offset
+            };
+            let place = place.unwrap_or_else(|| TemporaryMemory::Scratch {
+                shared: allocated.outside.then(|| take(&mut layout.shared_bytes)),
+                per_thread: allocated.in_parallel.then(|| take(&mut layout.per_thread_bytes)),
             });
             plan.places.insert(buffer, place);
         }
@@ -330,8 +334,18 @@ struct PlanWalk<'p> {
     ranges: Ranges,
     n_parallel: usize,
     accesses: Map<BufferId, Accesses>,
-    /// Allocated temporaries, and whether each is inside a parallel loop.
-    allocated: BTreeMap<BufferId, bool>,
+    allocated: BTreeMap<BufferId, Allocations>,
+}
+
+/// Where versions of a program's code allocate a temporary.
+#[derive(Clone, Copy, Default)]
+struct Allocations {
+    /// Outside parallel loops.
+    outside: bool,
+    /// Inside a parallel loop.
+    in_parallel: bool,
+    /// Whether the last one so far is inside a parallel loop.
+    last_in_parallel: bool,
 }
 
 impl<'p> PlanWalk<'p> {
@@ -363,7 +377,10 @@ impl<'p> PlanWalk<'p> {
                 self.block(otherwise);
             }
             Stmt::Alloc(buffer) => {
-                self.allocated.insert(*buffer, self.n_parallel > 0);
+                let all = self.allocated.entry(*buffer).or_default();
+                all.last_in_parallel = self.n_parallel > 0;
+                all.in_parallel |= all.last_in_parallel;
+                all.outside |= !all.last_in_parallel;
             }
             Stmt::Store { .. } | Stmt::Update { .. } => {
                 stmt.for_each_own_read(&mut |b, i| self.access(b, i));
@@ -419,7 +436,7 @@ impl<'p> PlanWalk<'p> {
         if !is_private || b.role != Role::Temporary {
             return;
         }
-        let at_home = self.allocated.get(&buffer).is_some_and(|p| *p == (self.n_parallel > 0));
+        let at_home = self.allocated.get(&buffer).is_some_and(|all| all.last_in_parallel == (self.n_parallel > 0));
         let flat = flat(self.program, buffer, index, &self.known);
         let mut here = Vec::new();
         match (&self.lane, flat.as_const()) {
@@ -463,6 +480,13 @@ pub fn captures(block: &[Stmt]) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
     used_buffers(block, &mut buffers);
     vars.retain(|v| !own.contains(v));
     (buffers, vars)
+}
+
+/// Whether a block allocates a temporary.
+pub fn allocates(block: &[Stmt], buffer: BufferId) -> bool {
+    let mut found = false;
+    block.iter().for_each(|stmt| stmt.walk(&mut |s| found |= matches!(s, Stmt::Alloc(b) if *b == buffer)));
+    found
 }
 
 /// Collects the buffers that a block reads, writes, prefetches or allocates.
