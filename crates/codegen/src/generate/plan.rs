@@ -337,7 +337,7 @@ struct PlanWalk<'p> {
     allocated: BTreeMap<BufferId, Allocations>,
 }
 
-/// Where versions of a program's code allocate a temporary.
+/// Kinds of places where versions of a program's code allocate a temporary.
 #[derive(Clone, Copy, Default)]
 struct Allocations {
     /// Outside parallel loops.
