@@ -149,16 +149,17 @@ impl Halves {
             return None;
         }
         let values: Vec<i64> = (1..=most).filter(|more| may_be(rest, full + more)).collect();
-        let halves = |more: i64| {
-            let first = (full + more + 1) / 2;
-            [(0, first), (first, full + more - first)]
-                .map(|(start, height)| TileOfRows { tiles: l.var, found, start, height }.block(&l.body, None))
+        let halves = |more: &i64| {
+            let height = (full + more + 1) / 2;
+            let tile = |start, height| TileOfRows { tiles: l.var, found, start, height }.block(&l.body, None);
+            Some((tile(0, height)?, tile(height, full + more - height)?))
         };
-        let [first, second] = [0, 1].map(|half| {
-            let all: Option<Vec<_>> = values.iter().map(|more| halves(*more)[half].take()).collect();
-            all.filter(|all| all.iter().map(|tile| leaves(tile)).sum::<usize>() <= MOST_STATEMENTS)
-        });
-        let (first, second) = (first?, second?);
+        let all: Option<Vec<_>> = values.iter().map(halves).collect();
+        let (first, second): (Vec<_>, Vec<_>) = all?.into_iter().unzip();
+        let n_leaves = |tiles: &[Vec<Stmt>]| tiles.iter().map(|tile| leaves(tile)).sum::<usize>();
+        if n_leaves(&first).max(n_leaves(&second)) > MOST_STATEMENTS {
+            return None;
+        }
         let of = |tiles: &[Vec<Stmt>]| {
             let tile = |more: &Index| {
                 let at = values.iter().position(|value| more.as_const() == Some(*value));
