@@ -157,6 +157,14 @@ fn a_fixed_number_of_texts_takes_any_number_of_words() {
     check_library(&dim("n", 3, 39, 4), ["x[2 n 16]", "y[2 8 n]"], statements);
 }
 
+/// Recurrent network on sequences of lengths that the input says.
+const OF_LENGTHS: &str = "
+    w = weights[2 6 5]
+    r = weights[2 6 6]
+    lengths = Cast[to=6](ids)
+    y, h = RNN[hidden_size=6, direction=bidirectional](x, w, r, , lengths)
+    z = Relu(h)";
+
 #[test]
 fn recurrent_networks_take_any_number_of_steps() {
     let n = dim("n", 1, 20, 1);
@@ -183,13 +191,7 @@ fn recurrent_networks_take_any_number_of_steps() {
         z = Identity(h)";
     check(&n, ["x[n 2 5], first[1 2 6]", "y[n 1 2 6], z[1 2 6]"], gates);
     // Behind the end of a sequence that is shorter than others.
-    let ended = "
-        w = weights[2 6 5]
-        r = weights[2 6 6]
-        lengths = Cast[to=6](ids)
-        y, h = RNN[hidden_size=6, direction=bidirectional](x, w, r, , lengths)
-        z = Relu(h)";
-    check(&dim("n", 7, 20, 1), ["x[n 3 5], ids[3]", "y[n 2 3 6], z[2 3 6]"], ended);
+    check(&dim("n", 7, 20, 1), ["x[n 3 5], ids[3]", "y[n 2 3 6], z[2 3 6]"], OF_LENGTHS);
     let last = "
         w = weights[1 6 5]
         r = weights[1 6 6]
@@ -223,13 +225,7 @@ fn recurrent_networks_take_a_batch_of_any_size() {
     for resets in ["0", "1"] {
         check(&n, ["x[5 n 5], first[1 n 6]", "y[5 1 n 6], z[1 n 6]"], &gates.replace("RESETS", resets));
     }
-    let ended = "
-        w = weights[2 6 5]
-        r = weights[2 6 6]
-        lengths = Cast[to=6](ids)
-        y, h = RNN[hidden_size=6, direction=bidirectional](x, w, r, , lengths)
-        z = Relu(h)";
-    check(&n, ["x[7 n 5], ids[n]", "y[7 2 n 6], z[2 n 6]"], ended);
+    check(&n, ["x[7 n 5], ids[n]", "y[7 2 n 6], z[2 n 6]"], OF_LENGTHS);
     for steps in ["1", "2"] {
         let last = "
             w = weights[1 24 5]
