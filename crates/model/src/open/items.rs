@@ -80,7 +80,8 @@ pub fn open_or_repeat<E: From<OpenError>>(
         whole.net.values[id.0].constant = Some(constant);
     }
     let axes = whole.net.values.iter().map(|value| vec![None; value.shape.len()]).collect();
-    whole.open = Some(OpenNet { dim: dim.clone(), axes, sizes: HashMap::new(), numbers: Vec::new() });
+    whole.open =
+        Some(OpenNet { longer: HashMap::new(), dim: dim.clone(), axes, sizes: HashMap::new(), numbers: Vec::new() });
     has_items(&mut whole, dim, ports).map_err(|_| refused)?;
     Ok(whole)
 }

@@ -10,6 +10,7 @@ mod groups;
 mod items;
 pub(crate) mod loops;
 mod pieces;
+mod pitch;
 mod sized;
 mod vary;
 
@@ -27,6 +28,7 @@ use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, ValueId};
 pub(crate) use self::columns::{exchange_columns, has_open_columns};
 pub(crate) use self::groups::Groups;
 pub use self::items::{open_items, open_or_repeat};
+use self::pieces::rooms;
 pub use self::pieces::{open_batches, open_pieces};
 pub use self::sized::{MOST_NETS, n_combinations, open_beside, open_sized};
 
@@ -96,6 +98,8 @@ pub struct OpenNet {
     sizes: SizesOf,
     /// Values whose elements are numbers that depend on the size.
     numbers: Vec<(ValueId, Vec<RunSize>)>,
+    /// Lengths of rows that are longer in memory than at the largest size.
+    longer: HashMap<ValueId, i64>,
 }
 
 /// Maximum number of elements of a value that depend on the size individually, unless they are consecutive
@@ -169,7 +173,7 @@ pub fn open<E: From<OpenError>>(
             false => whole.net.values[id.0].constant = Some(constant),
         }
     }
-    let open = OpenNet { dim: dim.clone(), axes, sizes, numbers };
+    let open = OpenNet { dim: dim.clone(), axes, sizes, numbers, longer: HashMap::new() };
     check(&whole, &open)?;
     whole.open = Some(open);
     Ok(whole)
@@ -694,6 +698,7 @@ impl Fused {
             }
         }
         open.axes.resize(self.net.values.len(), Vec::new());
+        self.lengthen_rows(&mut open);
         self.steps = self.opened_steps(&open)?;
         self.open = Some(open);
         Ok(self)
@@ -745,7 +750,7 @@ impl Fused {
             NoOpenForm::Why(OpenError::Node { node: kernel.origin.clone(), why, name: open.dim.name.clone() })
         };
         match kernel.workload.structure() {
-            Structure::Contraction(_) => {
+            Structure::Contraction(product) => {
                 let sizes = &open.sizes[&kernel.output];
                 if let &[("b", size)] = &sizes[..]
                     && let Some(kernel) = self.open_batch(kernel, size, open)
@@ -764,12 +769,16 @@ impl Fused {
                 };
                 // A size that is constant after rounding is not open.
                 let open_sizes = sizes.iter().map(rounded).filter_map(|(name, size)| {
-                    let range = range_of(&open.dim, size);
+                    let mut range = range_of(&open.dim, size);
+                    range.most = open.room(kernel, &product, name).unwrap_or(range.most);
                     (range.least < range.most).then_some(((name, range), size))
                 });
                 let (ranges, sizes): (Vec<(&str, SizeRange)>, Vec<RunSize>) = open_sizes.unzip();
                 let workload = kernel.workload.with_ranges(&ranges)?;
-                Ok(sized(Kernel { workload, ..kernel.clone() }, sizes))
+                let is_longer = |(name, _): &(&str, SizeRange)| open.room(kernel, &product, name).is_some();
+                let rooms = if ranges.iter().any(is_longer) { rooms(&workload) } else { Vec::new() };
+                let open = Some(Box::new(Open { sizes, each: None, rooms }));
+                Ok(Kernel { workload, open, ..kernel.clone() })
             }
             Structure::Window(_) => match open.sizes[&kernel.output][..] {
                 [("n", size)] => {

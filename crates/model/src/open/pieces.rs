@@ -264,7 +264,7 @@ impl Fused {
 }
 
 /// Numbers of elements of the arguments of a family.
-fn rooms(family: &Workload) -> Vec<i64> {
+pub(super) fn rooms(family: &Workload) -> Vec<i64> {
     family.program().arguments().map(|(_, buffer)| buffer.shape.iter().product()).collect()
 }
 

@@ -8,8 +8,8 @@ use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
 use tilewright_model::{
-    CompileOptions, Compiled, Fused, OpenError, Runner, compile_guessed, compile_known, lower, open, open_items,
-    open_or_repeat,
+    CompileOptions, Compiled, Fused, LayoutPurpose, OpenError, Runner, Step, compile_guessed, compile_known, laid_out,
+    lower, open, open_items, open_or_repeat,
 };
 use tilewright_runtime::{Aligned, Context, OpenDimension, RunError, SharedPool};
 
@@ -570,6 +570,34 @@ fn layers_with_a_mask() -> String {
         m = Unsqueeze(mask, inner)
         bias = Mul(m, factor)";
     given.to_owned() + &layer("x", "h") + &layer("h", "y")
+}
+
+/// Labels of the kernels of a model with an open dimension.
+fn kernels_of(graph: &Graph, dim: &OpenDimension) -> Vec<String> {
+    let fused = laid_out(opened(graph, dim).unwrap(), &host::target(), 1, LayoutPurpose::Guess).unwrap();
+    let labels = fused.steps.iter().filter_map(|step| match step {
+        Step::Kernel(kernel) => Some(kernel.workload.label()),
+        _ => None,
+    });
+    labels.collect()
+}
+
+#[test]
+fn rows_that_would_share_sets_of_the_caches_are_longer() {
+    let of_words = |n: &str| ENCODER.replace(", num_outputs=3", "").replace("1 48 16", &format!("1 {n} 16"));
+    let ports = ["ids[1 words]", "y[1 words 16]"];
+    let kernels = |most: i64| kernels_of(&graph_of(ports[0], ports[1], &of_words("256")), &dim("words", 4, most, 4));
+    let has = |kernels: &[String], text: &str| kernels.iter().any(|own| own.contains(text));
+    // Scores have rows of 1 kB at 256 words: a cache line more. Sizes of runs stay as they are.
+    let [whole, less] = [256, 252].map(kernels);
+    for text in ["n=16..272/16,k=8", "n=8,k=4..272/4", "f32[2,256,272]"] {
+        assert!(has(&whole, text), "{text}: {whole:?}");
+    }
+    assert!(has(&less, "f32[2,252,252]") && !has(&less, "272"), "{less:?}");
+    let words = dim("words", 4, 256, 4);
+    check(&words, ports, &of_words("256"));
+    check_library(&words, ports, &of_words("256"));
+    check(&dim("words", 16, 256, 16), ["x[1 words 16], mask[1 words]", "y[1 words 16]"], &layers_with_a_mask());
 }
 
 #[test]
