@@ -103,6 +103,8 @@ fn what_does_not_fit_is_refused_in_one_line() {
     let (db, out, two) = (path("r.db"), path("out"), path("two.log"));
     fs::write(&two, log_of(&[8, 16])).unwrap();
     fs::write(path("odd.json"), "{\"odd\": 1}").unwrap();
+    let database = path("records.db");
+    run_json(&["import", &foreign("kt-1.4.json"), "--db", &database]);
     let replay = |file: &str| ["replay", file, "--search", "random", "--budget", "5"].map(str::to_owned).to_vec();
     let table = text(&root().join("tests/corpus/miopen/ConvAsm1x1U.fp32.csv")).to_owned();
     for (arguments, expected) in [
@@ -110,6 +112,7 @@ fn what_does_not_fit_is_refused_in_one_line() {
         ([replay(&two), vec!["--task".into(), "conv".into()]].concat(), "no task \"conv\"; there are dense_pack"),
         (replay(&path("odd.json")), "JSON of an unknown kind; there are kernel-tuner, "),
         (replay(&table), "no JSON (tables and specifications of kernels are for `predict`)"),
+        (replay(&database), "a database (give the JSON lines that `export` writes of it)"),
         (replay(&foreign("t1.json")), "a T1 description, which has no results (give results"),
         (replay(&foreign("database_workload.json")), "without times (give tuning records)"),
         (replay(&foreign("kt-all-failed.json")), "none of its 24 configurations was measured successfully"),
@@ -120,6 +123,7 @@ fn what_does_not_fit_is_refused_in_one_line() {
         &["replay", &two, "--format", "odd", "--search", "random", "--budget", "5"],
         "there are kernel-tuner",
     );
+    check_refused(&["import", &database, "--db", &db], "it is a database (give the JSON lines that `export` writes");
     check_refused(&["import", &foreign("t1.json"), "--db", &db], "has no results");
     check_refused(&["import", &foreign("database_workload.json"), "--db", &db], "there are no rows (rows left out: 1");
     let workload = foreign("database_workload.json");

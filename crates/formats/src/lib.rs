@@ -19,7 +19,7 @@ mod time;
 
 pub use format::{FORMATS, Format, SpaceDescription, WriteError, check_writable, named, write, write_space};
 pub use json::MOST_BYTES;
-pub use read::{FormatError, Recorded, detect, read};
+pub use read::{A_DATABASE, FormatError, Recorded, detect, read};
 pub use records::{Collection, is_foreign, records};
 pub use results::{ConfigResult, ParameterValues, Results, TunerTask, carried_over};
 pub use table::{ProblemTable, TableError, table};

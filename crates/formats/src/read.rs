@@ -223,11 +223,17 @@ pub fn read(
     Ok(Recorded { format, results, notes })
 }
 
+/// First bytes of an SQLite database, such as one of records.
+pub const A_DATABASE: &[u8] = b"SQLite format 3\0";
+
 /// Detects the format of a file by its content; its beginning may suffice.
 ///
 /// # Errors
 /// If the format is not one of [`FORMATS`].
 pub fn detect(file: &[u8]) -> Result<&'static Format, FormatError> {
+    if file.starts_with(A_DATABASE) {
+        return Err(FormatError::Format { found: "a database (give the JSON lines that `export` writes of it)" });
+    }
     let mut found: Option<&'static Format> = None;
     let mut reader = JsonReader::new(file)?;
     let sign = |sign: &str| {

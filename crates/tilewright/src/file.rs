@@ -15,6 +15,7 @@ use bytes::Bytes;
 use rustix::fs::{AtFlags, CWD, linkat};
 use tempfile::TempPath;
 use tilewright_device::mapped;
+use tilewright_formats::A_DATABASE;
 
 use crate::error::Error;
 
@@ -136,7 +137,7 @@ pub fn check_apart(path: &Path, place: &Destination, files: &[&Path], other: &st
 fn is_database(path: &Path) -> bool {
     let mut start = Vec::new();
     let is_read = path.is_file() && File::open(path).is_ok_and(|file| file.take(16).read_to_end(&mut start).is_ok());
-    is_read && start == b"SQLite format 3\0"
+    is_read && start == A_DATABASE
 }
 
 /// Whether SQLite would take a file of this name for a part of the database beside it.

@@ -7,7 +7,8 @@ use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::path::Path;
 
 use tilewright_formats::{
-    Collection, Format, FormatError, MOST_BYTES, Recorded, detect, is_foreign, name_of, named, read, records,
+    A_DATABASE, Collection, Format, FormatError, MOST_BYTES, Recorded, detect, is_foreign, name_of, named, read,
+    records,
 };
 use tilewright_ir::op::{Workload, WorkloadError};
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -98,6 +99,10 @@ impl Database {
         // The format is detected by the first bytes.
         let mut start = Vec::new();
         input.by_ref().take(1 << 16).read_to_end(&mut start).map_err(unreadable)?;
+        if start.starts_with(A_DATABASE) {
+            let hint = "give the JSON lines that `export` writes of it";
+            return Err(Error::input(format!("cannot import {name}: it is a database ({hint})")));
+        }
         let format = format.or_else(|| detect(&start).ok()).filter(|format| format.name != RECORDS);
         let whole = start.as_slice().chain(input);
         let imported = match (format, file.filter(|path| path.is_file())) {
