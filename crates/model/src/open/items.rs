@@ -4,8 +4,6 @@
 //! verified by lowering the model for several items: each node must compute an item from that item's inputs
 //! alone.
 
-use std::collections::HashMap;
-
 use tilewright_graph::Tensor;
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{Cond, TreePart as Part};
@@ -80,8 +78,8 @@ pub fn open_or_repeat<E: From<OpenError>>(
         whole.net.values[id.0].constant = Some(constant);
     }
     let axes = whole.net.values.iter().map(|value| vec![None; value.shape.len()]).collect();
-    whole.open =
-        Some(OpenNet { longer: HashMap::new(), dim: dim.clone(), axes, sizes: HashMap::new(), numbers: Vec::new() });
+    let (sizes, numbers, longer) = Default::default();
+    whole.open = Some(OpenNet { dim: dim.clone(), axes, sizes, numbers, longer });
     has_items(&mut whole, dim, ports).map_err(|_| refused)?;
     Ok(whole)
 }
