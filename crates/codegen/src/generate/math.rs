@@ -18,8 +18,10 @@ struct FloatFormat {
     /// Number of fraction bits of the significand.
     fraction_bits: u32,
     exponent_bias: i64,
-    /// Smallest argument whose exponential is infinite; up to `exp_zero`, exponentials are zero.
+    /// Smallest argument whose exponential is infinite.
     exp_infinite: f64,
+    /// Argument below which both powers of two that make an exponential are zero, so that no product
+    /// underflows: Intel's CPUs take some 150 cycles for each that does.
     exp_zero: f64,
     /// Arguments up to minus this have exponentials that are negligible compared with 1.
     expm1_one: f64,
@@ -48,7 +50,7 @@ const SINGLE: FloatFormat = FloatFormat {
     fraction_bits: 23,
     exponent_bias: 127,
     exp_infinite: 89.0,
-    exp_zero: -104.0,
+    exp_zero: -176.06,
     expm1_one: 18.0,
     ln_2: [0.693145751953125, 1.4286068203094173e-06],
     // 1.3e-8 of eˣ − 1
@@ -85,7 +87,7 @@ const DOUBLE: FloatFormat = FloatFormat {
     fraction_bits: 52,
     exponent_bias: 1023,
     exp_infinite: 710.0,
-    exp_zero: -746.0,
+    exp_zero: -1418.18,
     expm1_one: 38.0,
     ln_2: [0.6931471805598903, 5.497923018708371e-14],
     // 1.8e-17 of eˣ − 1
