@@ -14,7 +14,7 @@ use tilewright_ir::verify::verify;
 use tilewright_ir::{LoopKind, Program, Role, Stmt, Target};
 use tilewright_tune::{Task, TaskError, TemplateSetting};
 
-const FAMILIES: [&str; 22] = [
+const FAMILIES: [&str; 24] = [
     "dense:m=1..19,n=37,k=21,const=w,epilogue=bias+relu",
     "dense:m=1..40,n=16,k=9,const=w",
     "dense:m=3..27/4,n=33,k=40",
@@ -33,6 +33,8 @@ const FAMILIES: [&str; 22] = [
     "conv2d:c=16,h=2..12/2,w=10,k=16,r=3,s=3,stride=2,pad=1,const=w,in=c16,out=c16",
     "conv2d:c=3,h=4..12/2,w=20,k=12,r=2,s=2,pad_bottom=1,pad_right=1,const=w",
     "conv2d:c=8,h=3..9/3,w=9,k=8,r=5,s=3,groups=2,stride_h=3,pad_top=2,dilation_w=2,pad_left=1",
+    "conv2d:c=16,h=3..14,w=2,k=16,r=2,s=2,const=w,in=c16,out=c16",
+    "conv2d:c=5,h=1..13,w=3,k=9,r=3,s=3,pad_top=1,pad_bottom=1,const=w+bias,epilogue=bias+relu",
     "depthwise_conv2d:c=16,h=1..10,w=9,r=7,s=7,pad=3,const=w+bias,in=c16,out=c16,epilogue=bias",
     "depthwise_conv2d:c=6,h=3..13/2,w=18,r=3,s=3,stride_w=2,pad=1",
     "conv2d_transpose:c=6,h=1..9,w=8,k=5,r=2,s=2,stride=2,const=w",

@@ -476,6 +476,28 @@ fn guesses_stream_weights() {
     }
 }
 
+/// Checks what follows from the slow memory of a Xeon's core: products stream weights once rather than once
+/// for each block of rows, and deep layers are direct convolutions, as Winograd's algorithm reads larger
+/// weights.
+#[test]
+fn guesses_on_xeons_read_few_weights() {
+    let mut target = Target::named("x86-64-v4").unwrap();
+    (target.cpu, target.l2_bytes, target.l3_bytes) = ("emeraldrapids".into(), 2 << 20, 260 << 20);
+    let task = |text: &str| {
+        let workload = Workload::parse(text).unwrap();
+        Task::new(TemplateSetting { workload, target: target.clone(), n_threads: 1 }, None).unwrap()
+    };
+    for rows in ["128", "1..128"] {
+        let task = task(&format!("matmul:m={rows},n=4096,k=768,const=b"));
+        let guess = task.first_guess(0).unwrap();
+        let config = task.space.config_to_json(&guess);
+        assert_eq!((task.space.int(&guess, "m_blocks"), &*task.space.text(&guess, "pack_b")), (1, "whole"), "{config}");
+    }
+    let layer = "conv2d:c=512,h=7,w=7,k=512,r=3,s=3,pad=1,const=w,in=c16,out=c16";
+    let task = task(layer);
+    assert_eq!(task.space.text(&task.first_guess(0).unwrap(), "algorithm"), "direct");
+}
+
 /// First guesses of packed products prefetch weights that come from memory a part of a panel at a time, and
 /// leave whole panels and what is near to the processor.
 #[test]

@@ -32,17 +32,35 @@ pub fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
     [((extent / tile) as f64, tile), (f64::from(u8::from(extent % tile > 0)), extent % tile)]
 }
 
-/// Bandwidth of the third cache in bytes per cycle.
-pub const L3_RATE: f64 = 20.0;
-/// Bandwidth of main memory in bytes per cycle.
-pub const MEMORY_RATE: f64 = 8.0;
+/// Xeons whose cores read their third cache and main memory through a mesh, by their LLVM names.
+const MESHED: [&str; 7] = [
+    "skylake-avx512",
+    "cascadelake",
+    "cooperlake",
+    "icelake-server",
+    "sapphirerapids",
+    "emeraldrapids",
+    "graniterapids",
+];
+
+/// Whether cores read their third cache and main memory through a mesh.
+pub fn is_meshed(s: &TemplateSetting) -> bool {
+    MESHED.contains(&&*s.target.cpu)
+}
+
+/// Bandwidths in bytes per cycle of the third cache and of main memory, for one core: those of a Zen 5, and
+/// through a mesh those of an Emerald Rapids.
+pub fn far_rates(s: &TemplateSetting) -> [f64; 2] {
+    if is_meshed(s) { [8.0, 4.0] } else { [20.0, 8.0] }
+}
 
 /// Bandwidth in bytes per cycle of the smallest cache that holds `bytes` bytes, or of main memory.
 pub fn bandwidth(s: &TemplateSetting, bytes: f64) -> f64 {
     let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
+    let [l3, memory] = far_rates(s);
     // Caches hold other things too.
-    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, L3_RATE)];
-    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(MEMORY_RATE, |(_, rate)| rate)
+    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, l3)];
+    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(memory, |(_, rate)| rate)
 }
 
 /// Cycles for writing `bytes` bytes of results. Cache lines that no cache of this core holds are read before

@@ -1,6 +1,6 @@
 //! Matrix products with block-quantized weights.
 
-use super::super::model::{L3_RATE, MEMORY_RATE, bandwidth};
+use super::super::model::{bandwidth, far_rates};
 use super::super::step::{
     accumulate, compute_at, parallel, prefetch, reorder, rfactor, split, stage, tensorize, unroll, vectorize,
 };
@@ -126,10 +126,11 @@ fn tile_cycles(s: &TemplateSetting, p: &Packed, space: &Space, config: &Config, 
 /// 4096, tiles of 4 × 2, with distances of 0, 1, 2, 4, 8: 460, 647, 649, 654, 659 GOP/s.
 fn share_in_the_way(s: &TemplateSetting, p: &Packed, space: &Space, config: &Config, from: f64) -> f64 {
     let ahead = space.int(config, "prefetch") as f64;
+    let [of_l3, of_memory] = far_rates(s);
     match (space.int(config, "nv") < panel(s, p), ahead > 0.0) {
         (true, true) => 0.15 + 0.15 / ahead,
-        (true, false) if from <= MEMORY_RATE => 1.0,
-        (true, false) if from <= L3_RATE => 0.4,
+        (true, false) if from <= of_memory => 1.0,
+        (true, false) if from <= of_l3 => 0.4,
         _ => 0.2,
     }
 }

@@ -147,7 +147,7 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let mut parameters = vec![
         Parameter::categorical("lanes", if fours || rows { &["k"] } else { &["k", "q"] }),
         Parameter::ordinal("k_tile", 1..=k.min(registers / 2)),
-        Parameter::ordinal("p_tile", 1..=if open_rows.is_some() { 1 } else { p.min(4) }),
+        Parameter::ordinal("p_tile", 1..=if open_rows.is_some() && q > 1 { 1 } else { p.min(4) }),
         Parameter::ordinal("q_tile", 1..=q.min(registers - 2)),
         Parameter::permutation("order", &["k", "p", "q"]),
         Parameter::ordinal("c_block", channel_blocks),

@@ -4,7 +4,7 @@ mod constraints;
 mod steps;
 
 use super::super::algorithm::{self, Algorithm};
-use super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles};
+use super::super::model::{bandwidth, cost_of_dot4, cuts, is_meshed, step_cycles};
 use super::super::share::{self, SharedWork};
 use super::super::{Template, TemplateSetting};
 use super::{FEW_ROWS, MatmulProduct, ceil_div, is_product_on_cpu, of_members};
@@ -149,6 +149,12 @@ struct BlockSizes {
     depth: i64,
 }
 
+/// Whether one of the loops of an order is outside another one.
+fn is_before(order: &[String], outer: &str, inner: &str) -> bool {
+    let position = |l: &str| order.iter().position(|o| o == l);
+    position(outer) < position(inner)
+}
+
 /// Estimated cycles of the busiest thread.
 fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
@@ -244,12 +250,18 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     let sum_bytes = s.workload.dtype.bytes() as f64;
     let n_again = (ceil_div(k, depth as i64) - 1) as f64;
     cycles += n_again * 2.0 * (m * n) as f64 * sum_bytes / bandwidth(s, sums * sum_bytes);
-    if !is_copied {
-        let b_bytes = b_elements * bytes;
+    let b_bytes = b_elements * bytes;
+    let is_large = b_bytes > 0.7 * s.target.l2_bytes as f64;
+    let is_cold = p.b.is_constant && is_large;
+    if is_cold || !is_copied {
         // Between two runs, the data of other kernels evict B.
-        let from = if p.b.is_constant && b_bytes > 0.7 * s.target.l2_bytes as f64 { f64::INFINITY } else { b_bytes };
-        let first = b_bytes / bandwidth(s, from);
-        let in_the_way = 0.8 - 0.075 * int("prefetch_b") as f64;
+        let from = if is_cold { f64::INFINITY } else { b_bytes };
+        let mut first = b_bytes / bandwidth(s, from);
+        // Blocks of rows outside those of columns each stream all of B, which costs little without a mesh.
+        if is_large && !is_copied && is_meshed(s) && is_before(&order, "ic", "jc") {
+            first += (blocks.rows - 1) as f64 * b_bytes / bandwidth(s, b_bytes);
+        }
+        let in_the_way = if is_copied { 0.8 } else { 0.8 - 0.075 * int("prefetch_b") as f64 };
         cycles = cycles.max(first) + in_the_way * cycles.min(first);
     }
     cycles * p.batch.unwrap_or(1) as f64
