@@ -461,6 +461,21 @@ fn guesses_insert_few_zeros() {
     }
 }
 
+/// Checks that first guesses of depthwise convolutions of bytes with strides do not take strided columns as
+/// lanes, for which there are no gathering loads.
+#[test]
+fn guesses_load_no_strided_bytes() {
+    for sizes in ["c=24,h=112,w=112,r=5,s=5,stride=2,pad=2", "c=40,h=56,w=56,r=3,s=3,stride=2,pad=1"] {
+        let text = format!(
+            "depthwise_conv2d:{sizes},x_zero=1,dtype=u8i8,const=w+x_zero+init+dequant+zero,\
+             epilogue=init+dequant+quant_u8"
+        );
+        let task = task(&text, "x86-64-v4", 1, serving(&text).next().unwrap());
+        let guess = task.first_guess(1).unwrap();
+        assert_eq!(task.space.text(&guess, "lanes"), "k", "{sizes}: {}", task.space.config_to_json(&guess));
+    }
+}
+
 /// Checks that first guesses of products that read weights from memory compute each sum in one or two blocks,
 /// and prefetch.
 #[test]

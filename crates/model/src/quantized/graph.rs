@@ -687,7 +687,7 @@ struct ElementSource {
 /// Whether a function takes more than a few instructions.
 fn is_costly(function: Unary) -> bool {
     use Unary as U;
-    let is_cheap = matches!(function, U::Abs | U::Ceil | U::Floor | U::HardSigmoid { .. } | U::HardSwish | U::Identity)
+    let is_cheap = matches!(function, U::Abs | U::Ceil | U::Floor | U::Identity)
         || matches!(function, U::LeakyRelu { .. } | U::Neg | U::Not | U::Relu | U::Round | U::Sign | U::Sqrt);
     !is_cheap
 }

@@ -13,6 +13,9 @@ use tilewright_search::{Config, Space};
 const LANES_OF_PIXELS: f64 = 1.12;
 /// Cycles of loading a vector of strided elements.
 const APART: f64 = 3.5;
+/// Cycles of loading a vector of strided bytes, which no instruction gathers (Emerald Rapids, 24 channels of
+/// 112 × 112 by 5 × 5 filters of stride 2: 900 µs, where channels as lanes take 130).
+const BYTES_APART: f64 = 20.0;
 /// Number of instructions that interleave rows of a column.
 const INTERLEAVING: i64 = 3;
 /// Cycles of loading a vector that may contain inserted zeros between elements of the input.
@@ -134,6 +137,7 @@ impl<'a> CycleFacts<'a> {
             // Lanes that are pixels load strided elements, or zeros in between.
             apart: match (by_channels, shape.transposed) {
                 (false, true) => BETWEEN_ZEROS,
+                (false, false) if stride[1] > 1 && shape.c.is_none() && bytes < 2.0 => BYTES_APART,
                 (false, false) if stride[1] > 1 && !is_packed => APART,
                 _ => 0.0,
             },
