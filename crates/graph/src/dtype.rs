@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::float8::Float8;
+
 /// Type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
@@ -9,6 +11,14 @@ pub enum DType {
     F16,
     /// bfloat16, the upper half of an f32.
     Bf16,
+    /// 8 bits, 3 of them mantissa, without infinities.
+    F8e4m3fn,
+    /// 8 bits, 3 of them mantissa, without infinities and −0.
+    F8e4m3fnuz,
+    /// 8 bits, 2 of them mantissa.
+    F8e5m2,
+    /// 8 bits, 2 of them mantissa, without infinities and −0.
+    F8e5m2fnuz,
     /// Single precision.
     F32,
     /// Double precision.
@@ -46,6 +56,10 @@ pub enum DType {
 const ROWS: &[(DType, &str, i32, usize)] = &[
     (DType::F16, "f16", 10, 2),
     (DType::Bf16, "bf16", 16, 2),
+    (DType::F8e4m3fn, "f8e4m3fn", 17, 1),
+    (DType::F8e4m3fnuz, "f8e4m3fnuz", 18, 1),
+    (DType::F8e5m2, "f8e5m2", 19, 1),
+    (DType::F8e5m2fnuz, "f8e5m2fnuz", 20, 1),
     (DType::F32, "f32", 1, 4),
     (DType::F64, "f64", 11, 8),
     (DType::I8, "i8", 3, 1),
@@ -64,17 +78,8 @@ const ROWS: &[(DType, &str, i32, usize)] = &[
 ];
 
 /// ONNX's names of the unsupported types, by number.
-const FOREIGN: &[(i32, &str)] = &[
-    (8, "string"),
-    (14, "complex64"),
-    (15, "complex128"),
-    (17, "float8e4m3fn"),
-    (18, "float8e4m3fnuz"),
-    (19, "float8e5m2"),
-    (20, "float8e5m2fnuz"),
-    (23, "float4e2m1"),
-    (24, "float8e8m0"),
-];
+const FOREIGN: &[(i32, &str)] =
+    &[(8, "string"), (14, "complex64"), (15, "complex128"), (23, "float4e2m1"), (24, "float8e8m0")];
 
 impl DType {
     fn row(self) -> &'static (DType, &'static str, i32, usize) {
@@ -120,7 +125,12 @@ impl DType {
 
     /// Whether elements are floating-point numbers.
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
+        matches!(self, DType::F16 | DType::Bf16 | DType::F32 | DType::F64) || self.is_float8()
+    }
+
+    /// Whether elements are floating-point numbers of 8 bits.
+    pub fn is_float8(self) -> bool {
+        Float8::of(self).is_some()
     }
 
     /// Whether elements are integers; `bool` does not count.
@@ -147,7 +157,7 @@ impl DType {
             DType::U2 => (0, 3),
             DType::U4 => (0, 15),
             DType::Bool => (0, 1),
-            DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => panic!("integers have a range, {self} has not"),
+            _ => panic!("integers have a range, {self} has not"),
         }
     }
 }

@@ -504,6 +504,10 @@ impl<'a> Importer<'a, '_> {
 /// Declaration of a tensor; `None` for anything else.
 fn declared_of(info: &ValueInfo<'_>) -> Option<Declared> {
     let dtype = DType::from_onnx(info.elements.filter(|_| !info.is_foreign)?).ok()?;
+    // They occur only within models.
+    if dtype.is_float8() {
+        return None;
+    }
     let dim = |dim: &DimProto<'_>| match dim {
         DimProto::Size(size) => usize::try_from(*size).map_or(Dim::Unknown, Dim::Size),
         DimProto::Named("") | DimProto::Unknown => Dim::Unknown,

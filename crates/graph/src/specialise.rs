@@ -162,6 +162,10 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
                 )));
                 continue;
             }
+            if let Some(dtype) = job.graph.value(new).ty.as_ref().map(|ty| ty.dtype).filter(|dtype| dtype.is_float8()) {
+                job.refuse(Reason::Op(unsupported!("output `{name}` is {dtype} (put a Cast to f32 behind it)")));
+                continue;
+            }
             let new = job.named_output(new, name);
             job.graph.outputs.push(new);
         }

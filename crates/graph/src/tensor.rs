@@ -6,6 +6,7 @@ use bytes::Bytes;
 use half::{bf16, f16};
 
 use crate::DType;
+use crate::float8::Float8;
 
 /// Type of a tensor: element type and shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +75,10 @@ macro_rules! encode {
         match $dtype {
             DType::F16 => bytes_of($numbers, |x: $from| f16::from_f64(x as f64).to_le_bytes()),
             DType::Bf16 => bytes_of($numbers, |x: $from| bf16_from_f64(x as f64).to_le_bytes()),
+            DType::F8e4m3fn | DType::F8e4m3fnuz | DType::F8e5m2 | DType::F8e5m2fnuz => {
+                let format = Float8::of($dtype).expect("a type of 8 bits");
+                bytes_of($numbers, |x: $from| [format.encode(x as f64)])
+            }
             DType::F32 => bytes_of($numbers, |x: $from| (x as f32).to_le_bytes()),
             DType::F64 => bytes_of($numbers, |x: $from| (x as f64).to_le_bytes()),
             DType::I8 | DType::I4 | DType::I2 => bytes_of($numbers, |x: $from| (x as i8).to_le_bytes()),
@@ -95,6 +100,10 @@ macro_rules! decode {
         match $tensor.ty.dtype {
             DType::F16 => numbers_of(&$tensor.bytes, |b| f16::from_le_bytes(b).to_f64() as $to),
             DType::Bf16 => numbers_of(&$tensor.bytes, |b| bf16::from_le_bytes(b).to_f64() as $to),
+            DType::F8e4m3fn | DType::F8e4m3fnuz | DType::F8e5m2 | DType::F8e5m2fnuz => {
+                let format = Float8::of($tensor.ty.dtype).expect("a type of 8 bits");
+                numbers_of(&$tensor.bytes, |[code]: [u8; 1]| format.decode(code) as $to)
+            }
             DType::F32 => numbers_of(&$tensor.bytes, |b| f32::from_le_bytes(b) as $to),
             DType::F64 => numbers_of(&$tensor.bytes, |b| f64::from_le_bytes(b) as $to),
             DType::I8 | DType::I4 | DType::I2 => numbers_of(&$tensor.bytes, |b| i8::from_le_bytes(b) as $to),
@@ -240,11 +249,12 @@ impl Tensor {
         decode!(self, i64)
     }
 
-    /// Converts f16 and bf16 to f32; other types are returned as they are.
+    /// Converts floating-point numbers of 8 and 16 bits to f32; other types are returned as they are.
     pub fn widened(&self) -> Tensor {
         let bytes = match self.ty.dtype {
             DType::F16 => singles_of(&self.bytes, |b| f16::from_le_bytes(b).to_f32()),
             DType::Bf16 => singles_of(&self.bytes, |b| bf16::from_le_bytes(b).to_f32()),
+            dtype if dtype.is_float8() => return self.rounded(DType::F32),
             _ => return self.clone(),
         };
         Tensor { ty: TensorType::new(DType::F32, self.ty.shape.clone()), bytes: bytes.into() }

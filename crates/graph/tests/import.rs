@@ -40,6 +40,8 @@ fn elements_are_read_wherever_they_stand() {
     check(DType::F64, field(10, [1.5_f64, -2.0].map(f64::to_le_bytes).concat()), &[1.5, -2.0]);
     check(DType::F16, field(5, packed(&[0x3e00, 0xc000])), &[1.5, -2.0]);
     check(DType::Bf16, field(5, packed(&[0x3fc0, 0xc000])), &[1.5, -2.0]);
+    check(DType::F8e4m3fn, field(9, [0x38, 0xc4, 0x01]), &[1.0, -3.0, 2.0_f64.powi(-9)]);
+    check(DType::F8e5m2, field(5, packed(&[0x3c, 0xc2])), &[1.0, -3.0]);
     check(DType::I8, field(5, packed(&[-7, 8])), &[-7.0, 8.0]);
     check(DType::U8, field(5, packed(&[255, 8])), &[255.0, 8.0]);
     check(DType::Bool, field(5, packed(&[1, 0])), &[1.0, 0.0]);
@@ -431,6 +433,30 @@ fn operators_of_onnx_runtime_are_functions() {
     assert!(said.contains("attribute `do_rotary` is not supported"), "{said}");
     let said = refused(theirs("Attention", &["x", "w"], &n_heads));
     assert!(said.contains("(com.microsoft.Attention") && said.contains("not supported with these inputs"), "{said}");
+}
+
+/// OpenVINO's quantization to a range of levels is that by a scale and a zero point, if 0 is a level.
+#[test]
+fn levels_of_a_range_are_those_of_a_scale() {
+    let x: Vec<f64> = (0..400).map(|at| f64::from(at - 200) / 8.0 + 0.03).collect();
+    let known = [("low", -12.5), ("high", 19.375), ("s", 0.125)].map(|(name, x)| (name, Tensor::scalar(DType::F32, x)));
+    let zero = ("z", Tensor::scalar(DType::U8, 100.0));
+    let values = |nodes: &[Vec<u8>]| {
+        let mut graph = nodes.concat();
+        known.iter().chain([&zero]).for_each(|(name, x)| graph.extend(field(5, tensor(name, x))));
+        graph.extend([field(11, declared("x", DType::F32, &[400])), field(12, field(1, "y"))].concat());
+        let given = [("x", Tensor::from_floats(DType::F32, [400], &x))];
+        evaluate(&read(&model(19, graph)).unwrap(), &given).unwrap().remove(0).floats()
+    };
+    let range = ["x", "low", "high", "low", "high"];
+    let levels = [("levels", Attr::Int(256))];
+    assert_eq!(
+        values(&[node_of("org.openvinotoolkit", "FakeQuantize", &range, &["y"], &levels)]),
+        values(&[
+            node("QuantizeLinear", &["x", "s", "z"], &["q"], &[]),
+            node("DequantizeLinear", &["q", "s", "z"], &["y"], &[]),
+        ])
+    );
 }
 
 /// An LSTM with 8-bit weights multiplies them by inputs, and at each step by states, that are dynamically

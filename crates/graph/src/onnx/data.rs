@@ -110,6 +110,7 @@ impl TensorBytes<'_> {
                 (4, DType::F32) => field.fixed(4, &mut fixed, self.budget)?,
                 (10, DType::F64) => field.fixed(8, &mut fixed, self.budget)?,
                 (5, DType::I32 | DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::Bool)
+                | (5, DType::F8e4m3fn | DType::F8e4m3fnuz | DType::F8e5m2 | DType::F8e5m2fnuz)
                 | (5, DType::F16 | DType::Bf16 | DType::I4 | DType::U4 | DType::I2 | DType::U2)
                 | (7, DType::I64)
                 | (11, DType::U32 | DType::U64) => field.ints(&mut ints, self.budget)?,
@@ -120,7 +121,7 @@ impl TensorBytes<'_> {
             return Ok(fixed.into());
         }
         self.budget.charge(ints.len() * dtype.size())?;
-        // Half-precision numbers are listed as their bits.
+        // Numbers of 8 and 16 bits are listed as their bits.
         let bits = match dtype {
             DType::F16 | DType::Bf16 => DType::U16,
             other => other,

@@ -1,4 +1,5 @@
-//! Operators defined as ONNX functions: of ONNX Runtime's domain, as its tools write them, and of ONNX's own.
+//! Operators defined as ONNX functions: of ONNX Runtime's domain, as its tools write them, of ONNX's own, and
+//! of OpenVINO's.
 
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::{NEWEST_OPSET, plain_domain};
@@ -175,12 +176,20 @@ const REQUIRED: i64 = -1;
 /// Operators of ONNX's own domain, as in [`FUNCTIONS`].
 const PLAIN: &[&str] = &["SwiGLU(a, b) alpha=1.0 -> y: gate = Swish[alpha=@alpha](a); y = Mul(gate, b)"];
 
+/// Operators of OpenVINO's domain, as in [`FUNCTIONS`]: what NNCF leaves in a network that PyTorch exports.
+const OPENVINO: &[&str] = &["FakeQuantize(x, low, high, from, to) levels=256 -> y: \
+     count = Constant[value_int=@levels](); n = Cast[to=1](count); one = Constant[value_float=1.0](); \
+     most = Sub(n, one); zero = Constant[value_float=0.0](); wide = Sub(high, low); step = Div(wide, most); \
+     a = Sub(x, low); b = Div(a, step); c = Round(b); d = Max(c, zero); level = Min(d, most); \
+     new = Sub(to, from); by = Div(new, most); e = Mul(level, by); y = Add(e, from)"];
+
 /// Definitions of an operator, without the leading name and `(`.
 fn definitions(domain: &str, name: &str) -> impl Iterator<Item = &'static str> {
     let rows = match (domain, name) {
         // Models use this operator without a domain.
         (DOMAIN, _) | ("", "SimplifiedLayerNormalization") => FUNCTIONS,
         ("", _) => PLAIN,
+        ("org.openvinotoolkit", _) => OPENVINO,
         _ => &[],
     };
     rows.iter().filter_map(move |row| row.strip_prefix(name)?.strip_prefix('('))

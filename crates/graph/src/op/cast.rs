@@ -1,5 +1,6 @@
 //! Conversions of the element type.
 
+use super::quantize::check_saturates;
 use super::{Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
@@ -24,13 +25,14 @@ fn type_of(number: i64) -> Result<DType, OpError> {
 
 pub(super) const ROWS: &[Operator] = &[
     row("Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], 1..=1, |node| {
-        // Both attributes matter only for 8-bit floating-point types.
-        let _ = (node.int("saturate")?, node.text("round_mode")?);
+        let _ = node.text("round_mode")?;
+        check_saturates(node)?;
         let to = node.int("to")?.ok_or_else(|| invalid!("it has no type to cast to"))?;
         Ok(Cast { to: Some(type_of(to)?) }.into())
     }),
     row("CastLike", &[15, 19, 21, 23, 24, 25], 2..=2, |node| {
-        let _ = (node.int("saturate")?, node.text("round_mode")?);
+        let _ = node.text("round_mode")?;
+        check_saturates(node)?;
         Ok(Cast { to: None }.into())
     }),
     row("BitCast", &[26], 1..=1, |node| {

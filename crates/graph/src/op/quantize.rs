@@ -51,7 +51,8 @@ fn dtype_of(number: Option<i64>) -> Result<Option<DType>, OpError> {
 
 pub(super) const ROWS: &[Operator] = &[
     row("QuantizeLinear", &[10, 13, 19, 21, 23, 24, 25, 28], 2..=3, |node| {
-        let _ = (node.int("saturate")?, node.int("precision")?);
+        let _ = node.int("precision")?;
+        check_saturates(node)?;
         Ok(QuantizeLinear(Scaling::import(node)?).into())
     }),
     row("DequantizeLinear", &[10, 13, 19, 21, 23, 24, 25, 28], 2..=3, |node| {
@@ -98,8 +99,16 @@ fn saturated(x: f64, dtype: DType) -> f64 {
     x.round_ties_even().max(least as f64).min(most as f64)
 }
 
+/// Checks that numbers out of range of floating-point numbers of 8 bits are to become the largest of them.
+pub(super) fn check_saturates(node: &Import) -> Result<(), OpError> {
+    match node.flag("saturate", true)? {
+        true => Ok(()),
+        false => Err(unsupported!("numbers out of range that become NaN (`saturate` of 0) are not supported")),
+    }
+}
+
 fn check_quantized(dtype: DType) -> Result<(), OpError> {
-    match dtype.is_integer() {
+    match dtype.is_integer() || dtype.is_float8() {
         true => Ok(()),
         false => Err(unsupported!("numbers quantized as {dtype} are not supported")),
     }
@@ -182,6 +191,9 @@ impl Operation for QuantizeLinear {
         let dtype = ty.dtype;
         // Divided in f32, as in practical quantizers.
         let quotient = |x: f64, scale: f64| f64::from((x / scale) as f32);
+        if dtype.is_float8() {
+            return self.0.evaluate(inputs, ty, |x, scale, _| quotient(x, scale));
+        }
         self.0.evaluate(inputs, ty, |x, scale, zero| saturated(quotient(x, scale).round_ties_even() + zero, dtype))
     }
 }
@@ -252,7 +264,9 @@ fn multiple(sum: f64, [of_a, of_b, of_result]: [f64; 3]) -> f64 {
 /// for each operand one, or as many as `places` gives.
 fn check_factors(inputs: Inputs<'_>, places: [usize; 2]) -> Result<(), OpError> {
     let result = inputs.fact(7)?.dtype();
-    check_quantized(result)?;
+    if !result.is_integer() {
+        return Err(unsupported!("numbers quantized as {result} are not supported"));
+    }
     for (at, n) in [0, 3].into_iter().zip(places) {
         check_scales(inputs, at + 1, Signs::Positive)?;
         check_number(inputs, at + 1, "scales", n)?;

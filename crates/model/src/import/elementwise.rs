@@ -1,7 +1,7 @@
 //! Import of elementwise functions, casts and selections, as maps or C functions.
 
 use tilewright_graph::op::{Binary, Clip, Trilu, Unary, Variadic};
-use tilewright_graph::{DType, Op, Tensor};
+use tilewright_graph::{DType, Float8, Op, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::BinaryOp;
 use tilewright_runtime::host::{BINARY, COPY, UNARY};
@@ -266,6 +266,12 @@ impl NodeImport<'_> {
         // Only the type of the second operand is used.
         self.inputs.truncate(1);
         let (x, to) = (self.input(0)?, self.output()?);
+        if let Some(format) = Float8::of(self.output_type()) {
+            let single = self.single(x)?;
+            let rounded = self.rounded_to(format, single);
+            self.push(Kind::Map(input(0)), &[rounded], to);
+            return Ok(());
+        }
         match self.net.value(to).dtype {
             dtype if self.net.value(x).dtype == dtype => self.view(),
             // An integer that does not fit these few bits must be truncated to its low bits, which stores of

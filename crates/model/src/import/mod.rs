@@ -48,10 +48,15 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
     for (_, value) in graph.values() {
         let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
         let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();
-        let id = net.add_value(&value.name, ty.dtype, &shape);
-        match &value.constant {
-            Some(constant) if value.varies.any() => net.varying.push((id, constant.clone())),
-            constant => net.values[id.0].constant.clone_from(constant),
+        // Kernels keep numbers of 8 bits as f32.
+        let (dtype, constant) = match (ty.dtype.is_float8(), &value.constant) {
+            (true, constant) => (DType::F32, constant.as_ref().map(Tensor::widened)),
+            (false, constant) => (ty.dtype, constant.clone()),
+        };
+        let id = net.add_value(&value.name, dtype, &shape);
+        match constant {
+            Some(constant) if value.varies.any() => net.varying.push((id, constant)),
+            constant => net.values[id.0].constant = constant,
         }
     }
     net.inputs = graph.inputs.iter().map(|id| ValueId(id.0 as usize)).collect();
@@ -317,7 +322,8 @@ impl NodeImport<'_> {
             let facts: Vec<_> =
                 values.iter().map(|x| x.as_ref().map(|x| Fact { ty: x.ty(), value: Some(x) })).collect();
             let results = self.node.op.operation().evaluate(Inputs(&facts)).ok()?;
-            self.outputs.iter().zip(results).filter_map(|(id, x)| Some(((*id)?, x))).collect()
+            let kept = |x: Tensor| if x.dtype().is_float8() { x.widened() } else { x };
+            self.outputs.iter().zip(results).filter_map(|(id, x)| Some(((*id)?, kept(x)))).collect()
         };
         for (id, tensor) in found {
             self.net.values[id.0].constant = Some(tensor);

@@ -1,7 +1,7 @@
 //! Import of quantization, dequantization, and products of quantized tensors.
 
 use tilewright_graph::op::{ConvShape, QLinearConv, QuantizeLinear, Scaling, axis};
-use tilewright_graph::{DType, Op};
+use tilewright_graph::{DType, Float8, Op};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
@@ -27,6 +27,17 @@ pub(super) struct IntegerFactor {
     pub of_zero: ValueId,
     /// Scale of each column.
     pub scales: ValueId,
+}
+
+/// Rounds a number within a format's range to its nearest one, ties to even.
+fn float8(format: Float8, x: &Expr) -> Expr {
+    let distance = |exponent: i32| number(2_f64.powi(exponent - format.mantissa));
+    let most = format.most.log2() as i32;
+    let around = (format.least_exponent + 1..=most).rev().fold(distance(most), |of_larger, exponent| {
+        let bound = number(2_f64.powi(exponent));
+        where_less(of(UnaryOp::Abs, x.clone()), bound, distance(exponent - 1), of_larger)
+    });
+    mul(of(UnaryOp::Round, Expr::binary(BinaryOp::Div, x.clone(), around.clone())), around)
 }
 
 impl NodeImport<'_> {
@@ -79,8 +90,15 @@ impl NodeImport<'_> {
     /// Quantizes numbers to multiples of a scale, still in f32.
     pub(crate) fn quantized(&mut self, op: Scaling, dtype: DType, x: ValueId) -> Lowered<ValueId> {
         let [scale, zero] = self.scale_and_zero(op)?;
-        let (least, most) = dtype.integer_range();
         self.need_f32(x)?;
+        if let Some(format) = Float8::of(dtype) {
+            let shape = self.net.shape(x).to_vec();
+            let by = self.net.literal(scale).unwrap_or(input(1));
+            let quotient = Expr::binary(BinaryOp::Div, input(0), by);
+            let quotient = self.step("quotient", Kind::Map(quotient), &[x, scale], &shape);
+            return Ok(self.rounded_to(format, quotient));
+        }
+        let (least, most) = dtype.integer_range();
         need(most - least < 1 << 17, || NoCode::Form("integers of more than 16 bits with a scale"))?;
         let [by, plus] = [(scale, 1), (zero, 2)].map(|(id, at)| self.net.literal(id).unwrap_or(input(at)));
         let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), by));
@@ -89,12 +107,25 @@ impl NodeImport<'_> {
         Ok(self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape))
     }
 
+    /// Rounds f32 to the nearest number of a format of 8 bits, as f32.
+    pub(super) fn rounded_to(&mut self, format: Float8, x: ValueId) -> ValueId {
+        let shape = self.net.shape(x).to_vec();
+        let within = self.step("within", Kind::Map(clip(input(0), -format.most, format.most)), &[x], &shape);
+        self.step("rounded", Kind::Map(float8(format, &input(0))), &[within], &shape)
+    }
+
+    /// Element type of the node's first output in the model.
+    pub(super) fn output_type(&self) -> DType {
+        let id = self.node.outputs[0].expect("a node that is lowered has an output");
+        self.graph().ty(id).dtype
+    }
+
     /// Lowers a quantization.
     pub(crate) fn quantize(&mut self, op: QuantizeLinear) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_code(to)?;
         let x = if self.is_whole(x) { self.single(x)? } else { x };
-        let multiple = self.quantized(op.0, self.net.value(to).dtype, x)?;
+        let multiple = self.quantized(op.0, self.output_type(), x)?;
         self.push(Kind::Map(input(0)), &[multiple], to);
         Ok(())
     }

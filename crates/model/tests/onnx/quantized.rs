@@ -3,7 +3,7 @@
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Tensor, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Float8, Graph, Tensor, evaluate, onnx, specialise};
 use tilewright_ir::Target;
 use tilewright_model::Runner;
 use tilewright_runtime::SharedPool;
@@ -164,6 +164,103 @@ fn integers_of_four_bits_are_kept_between_kernels() {
         let found: Vec<Vec<f64>> = runner.outputs().iter().map(|(_, x)| x.floats()).collect();
         let expected: Vec<Vec<f64>> = evaluate(&graph, &given).unwrap().iter().map(Tensor::floats).collect();
         assert_eq!(found, expected, "{dtype}");
+    }
+}
+
+/// A piecewise linear activation between bytes is looked up, as a smooth one is: each of its quantizations
+/// divides.
+#[test]
+fn hard_swish_of_bytes_is_looked_up() {
+    let model = ModelFile {
+        name: "hard_swish".to_owned(),
+        opset: 17,
+        inputs: vec![port("q", N)],
+        outputs: vec![port("y", N)],
+        weights: vec![scale("sx", 0.05), zero("zx", 120), scale("sh", 1.0 / 255.0), zero("zh", 0), scale("sy", 0.04)],
+        nodes: vec![
+            node("DequantizeLinear", "q sx zx", "x"),
+            node("HardSigmoid", "x", "h"),
+            node("QuantizeLinear", "h sh zh", "hq"),
+            node("DequantizeLinear", "hq sh zh", "gate"),
+            node("Mul", "x gate", "product"),
+            node("QuantizeLinear", "product sy zx", "y"),
+        ],
+        ..ModelFile::default()
+    };
+    let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+    let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+    let labels: Vec<String> = compiled.fused.tasks().iter().map(|(workload, _)| workload.label()).collect();
+    assert!(matches!(&labels[..], [one] if one.starts_with("nest:copy")), "{labels:?}");
+    let x = Tensor::from_integers(DType::U8, [M, N], &integers(M * N, 0));
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    runner.set("q", &x).unwrap();
+    runner.run().unwrap();
+    assert_eq!(runner.outputs()[0].1.floats(), evaluate(&graph, &[("q", x)]).unwrap()[0].floats());
+}
+
+/// Floating-point numbers of 8 bits are rounded, saturated and kept as the reference does, as constants too.
+#[test]
+fn numbers_of_eight_bits_are_rounded_to_nearest() {
+    let single = |name: &str, columns: usize| GraphPort { dtype: DType::F32, ..port(name, columns) };
+    let to = |dtype: DType, of: NodeFile| NodeFile {
+        attributes: vec![("to".to_owned(), Attribute::Int(dtype.to_onnx().into()))],
+        ..of
+    };
+    for dtype in [DType::F8e4m3fn, DType::F8e4m3fnuz, DType::F8e5m2, DType::F8e5m2fnuz] {
+        let weights: Vec<f64> = integers(K * N, -125).iter().map(|&w| w as f64 / 16.0).collect();
+        let known = [
+            ("s", Tensor::scalar(DType::F32, 0.125)),
+            ("zero", Tensor::scalar(dtype, 0.0)),
+            ("w", Tensor::from_floats(dtype, [K, N], &weights)),
+        ];
+        let model = ModelFile {
+            name: "eight_bits".to_owned(),
+            opset: 19,
+            inputs: vec![single("x", K)],
+            outputs: vec![single("y", K), single("cast", K), single("product", N)],
+            weights: known.map(|(name, tensor)| (name.to_owned(), tensor)).to_vec(),
+            nodes: vec![
+                node("QuantizeLinear", "x s zero", "q"),
+                node("DequantizeLinear", "q s zero", "y"),
+                to(dtype, node("Cast", "x", "short")),
+                to(DType::F32, node("Cast", "short", "cast")),
+                node("DequantizeLinear", "w s zero", "v"),
+                node("MatMul", "y v", "product"),
+            ],
+            ..ModelFile::default()
+        };
+        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+        // All numbers of the type, the middle of each two, and the next numbers in f32.
+        let format = Float8::of(dtype).unwrap();
+        let mut numbers: Vec<f32> =
+            (0..=255).map(|code| format.decode(code) as f32).filter(|x| x.is_finite()).collect();
+        numbers.sort_by(f32::total_cmp);
+        let middles: Vec<f32> = numbers.windows(2).map(|pair| f32::midpoint(pair[0], pair[1])).collect();
+        numbers.extend(middles.iter().flat_map(|&x| [x, x.next_up(), x.next_down(), x / 8.0]));
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+        for chunk in numbers.chunks(M * K) {
+            let x: Vec<f64> = chunk.iter().cycle().take(M * K).map(|&x| x.into()).collect();
+            check_numbers(&graph, &mut runner, &x, 1e-5);
+        }
+        check_numbers(&graph, &mut runner, &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e30].repeat(M * K / 4), 0.0);
+    }
+}
+
+/// Checks that a model of `x` computes what the reference does: all outputs but the last exactly, that one
+/// with an error of so much of the largest element.
+fn check_numbers(graph: &Graph, runner: &mut Runner, x: &[f64], tolerance: f64) {
+    let x = Tensor::from_floats(DType::F32, [M, K], x);
+    runner.set("x", &x).unwrap();
+    runner.run().unwrap();
+    let outputs: Vec<Vec<f64>> = runner.outputs().iter().map(|(_, y)| y.floats()).collect();
+    let expected: Vec<Vec<f64>> = evaluate(graph, &[("x", x)]).unwrap().iter().map(Tensor::floats).collect();
+    let last = outputs.len() - 1;
+    for (at, (found, wanted)) in outputs.iter().zip(&expected).enumerate() {
+        let most = wanted.iter().filter(|y| y.is_finite()).fold(0.0, |most: f64, y| most.max(y.abs()));
+        let bound = if at == last { tolerance * most } else { 0.0 };
+        let are_near = |(y, z): (&f64, &f64)| y == z || y.is_nan() && z.is_nan() || (y - z).abs() <= bound;
+        assert!(found.iter().zip(wanted).all(are_near), "output {at}: {found:?}, not {wanted:?}");
     }
 }
 
