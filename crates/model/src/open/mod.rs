@@ -16,7 +16,7 @@ mod vary;
 
 use std::collections::{HashMap, HashSet};
 
-use tilewright_graph::Tensor;
+use tilewright_graph::{Tensor, TensorType};
 use tilewright_ir::gcd;
 use tilewright_ir::op::{Contraction, SizeRange, Structure, Window, WorkloadError};
 use tilewright_runtime::{OpenDimension, RunSize};
@@ -466,6 +466,21 @@ fn is_in_rows(shape: &[i64], axes: &[Option<RunSize>]) -> bool {
     }
 }
 
+/// First item of a constant whose items along its open dimension are all equal; `None` if they differ.
+fn item_of(net: &Net, id: ValueId, axes: &[Option<RunSize>]) -> Option<Tensor> {
+    let constant = net.value(id).constant.as_ref()?;
+    let (axis, size) = axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))?;
+    let (mut shape, bytes) = (constant.shape().to_vec(), constant.bytes());
+    let n_of_item = usize::try_from(size.factor).ok().filter(|n| *n > 0)?;
+    if size.term != 0 || shape[axis] % n_of_item != 0 || !is_in_rows(net.shape(id), axes) {
+        return None;
+    }
+    let n_bytes = bytes.len() / (shape[axis] / n_of_item);
+    shape[axis] = n_of_item;
+    let is_repeated = n_bytes > 0 && bytes.chunks(n_bytes).all(|item| *item == bytes[..n_bytes]);
+    is_repeated.then(|| Tensor::new(TensorType::new(constant.dtype(), shape), bytes.slice(..n_bytes)))?
+}
+
 /// Maximum number of copies for an input or output whose open dimension is not the outermost, between the
 /// caller's packed memory and a run's memory with room for the largest size: some 0.1 ms if all are short.
 const MOST_MOVES: i64 = 4096;
@@ -698,10 +713,32 @@ impl Fused {
             }
         }
         open.axes.resize(self.net.values.len(), Vec::new());
+        self.share_items(&mut open);
         self.lengthen_rows(&mut open);
         self.steps = self.opened_steps(&open)?;
         self.open = Some(open);
         Ok(self)
+    }
+
+    /// Makes products of an open batch read one item of constants whose items are all equal, such as
+    /// encodings of positions that an exporter repeats for each text.
+    fn share_items(&mut self, open: &mut OpenNet) {
+        for step in &mut self.steps {
+            let Step::Kernel(kernel) = step else { continue };
+            let is_product = matches!(kernel.workload.structure(), Structure::Contraction(_));
+            let sizes = open.sizes.get(&kernel.output).map(Vec::as_slice);
+            if !is_product || !matches!(sizes, Some([("b", _)])) {
+                continue;
+            }
+            for id in &mut kernel.inputs {
+                let Some(item) = item_of(&self.net, *id, &open.axes[id.0]) else { continue };
+                let (name, ty) = (format!("{}.item", self.net.value(*id).name), item.ty());
+                let shape: Vec<i64> = ty.shape.iter().map(|n| *n as i64).collect();
+                *id = self.net.add_value(&name, ty.dtype, &shape);
+                self.net.values[id.0].constant = Some(item);
+                open.axes.push(vec![None; shape.len()]);
+            }
+        }
     }
 
     /// Steps whose kernels have open sizes.
@@ -829,7 +866,10 @@ impl Fused {
     /// contiguous.
     fn open_batch(&self, kernel: &Kernel, size: RunSize, open: &OpenNet) -> Option<Kernel> {
         let items = RunSize { factor: 1, term: 0, multiple: 1, divisor: 1 };
-        let is_by_items = |id: &ValueId| is_in_rows(self.net.shape(*id), &open.axes[id.0]);
+        // A constant is packed once, for all items.
+        let is_shared =
+            |id: &ValueId| self.net.value(*id).constant.is_none() || open.axes[id.0].iter().all(Option::is_none);
+        let is_by_items = |id: &ValueId| is_in_rows(self.net.shape(*id), &open.axes[id.0]) && is_shared(id);
         let fits = size.term == 0 && kernel.inputs.iter().chain([&kernel.output]).all(is_by_items);
         let workload = fits.then(|| kernel.workload.with_size("b", size.factor))??;
         Some(each(Kernel { workload, ..kernel.clone() }, items, open))

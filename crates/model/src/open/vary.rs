@@ -9,7 +9,7 @@ use tilewright_runtime::{OpenDimension, RunSize};
 
 use super::{is_corner, through};
 use crate::fuse::{Fused, Kernel, Step, nest};
-use crate::net::{Kind, Node, ValueId};
+use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{input, number};
 
 /// A number at the sizes that are compared, the largest last.
@@ -48,10 +48,10 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
         return Ok(());
     }
     for fused in nets {
-        let mut steps = std::mem::take(&mut fused.steps);
+        let mut steps = Vec::with_capacity(fused.steps.len());
         let mut n_loops = 0;
-        for step in &mut steps {
-            match step {
+        for step in std::mem::take(&mut fused.steps) {
+            match &step {
                 Step::While(_) => n_loops += 1,
                 Step::Again(_) => n_loops -= 1,
                 // Members of kernels within a loop are nodes of its own net.
@@ -63,22 +63,55 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
                 {
                     let own = windows.iter().filter(|(id, _)| kernel.inputs.contains(id)).map(|(_, node)| *node);
                     let members: Vec<usize> = own.chain(kernel.members.iter().copied()).collect();
-                    *kernel = nest(&fused.net, &members, &|_| 1)?;
+                    steps.extend(nests(&fused.net, &members, &changed)?.into_iter().map(Step::Kernel));
+                    continue;
                 }
                 Step::Part { part, .. } => {
                     let maker = changed.iter().find(|&&node| fused.net.nodes[node].outputs.contains(part));
                     // Results of loops may be parts, too, and a loop is no nest.
                     let is_view = |node: &Node| matches!(node.kind, Kind::View | Kind::Slice(_) | Kind::Gather { .. });
                     if let Some(&node) = maker.filter(|&&node| is_view(&fused.net.nodes[node])) {
-                        *step = Step::Kernel(nest(&fused.net, &[node], &|_| 1)?);
+                        steps.push(Step::Kernel(nest(&fused.net, &[node], &|_| 1)?));
+                        continue;
                     }
                 }
                 _ => {}
             }
+            steps.push(step);
         }
         fused.steps = steps;
     }
     Ok(())
+}
+
+/// Nests of nodes, in order: a gather reads from memory, so the nodes that compute what a `changed` one reads
+/// are a nest of their own.
+fn nests(net: &Net, members: &[usize], changed: &[usize]) -> Result<Vec<Kernel>, WorkloadError> {
+    let makes = |at: usize, id: ValueId| net.nodes[at].outputs.contains(&id);
+    let gathers = members
+        .iter()
+        .filter(|at| changed.contains(at) && matches!(net.nodes[**at].kind, Kind::Gather { by_element: false, .. }));
+    let mut tables = gathers.map(|&at| net.nodes[at].input(0));
+    let Some(maker) = tables.find_map(|table| members.iter().copied().find(|at| makes(*at, table))) else {
+        return Ok(vec![nest(net, members, &|_| 1)?]);
+    };
+    // Members that compute the result of the last one, without those that only compute the table.
+    let of = |last: usize, without: Option<usize>| {
+        let mut wanted: Vec<ValueId> = net.nodes[last].outputs.clone();
+        let mut own: Vec<usize> = Vec::new();
+        for &at in members.iter().rev() {
+            if Some(at) != without && wanted.iter().any(|id| makes(at, *id)) {
+                wanted.extend(net.nodes[at].inputs.iter().flatten());
+                own.push(at);
+            }
+        }
+        own.reverse();
+        own
+    };
+    let last = *members.last().expect("a nest has a node");
+    let mut made = nests(net, &of(maker, None), changed)?;
+    made.extend(nests(net, &of(last, Some(maker)), changed)?);
+    Ok(made)
 }
 
 /// Replaces constants that are parts of the largest size's, from a start that depends on the size, by gathers

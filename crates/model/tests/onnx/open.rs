@@ -499,6 +499,48 @@ fn running_sums_take_any_number_of_rows() {
     }
 }
 
+/// Products of heads by a constant of as many heads for each image.
+fn by_heads_of_constant(constant: &str) -> String {
+    "
+        of_heads = numbers[0 0 4 8]
+        of_rows = numbers[-1 6 8]
+        ones = numbers[1 1]
+        n = Shape[start=0, end=1](x)
+        CONSTANT
+        q0 = Reshape(x, of_heads)
+        q1 = Transpose[perm=0 2 1 3](q0)
+        q = Reshape(q1, of_rows)
+        y = MatMul(q, k)"
+        .replace("CONSTANT", constant)
+}
+
+#[test]
+fn a_constant_that_is_repeated_is_the_same_for_each_image() {
+    let statements = &by_heads_of_constant(
+        "encodings = weights[4 8 32]
+        repeats = Concat[axis=0](n, ones)
+        k = Tile(encodings, repeats)",
+    );
+    let ports = ["x[n 6 32]", "y[m 6 32]"];
+    check(&dim("n", 1, 9, 1), ports, statements);
+    check(&dim("n", 2, 12, 2), ports, statements);
+    check_library(&dim("n", 1, 9, 1), ports, statements);
+}
+
+#[test]
+fn a_constant_with_another_part_for_each_image_is_named() {
+    let statements = &by_heads_of_constant(
+        "encodings = weights[36 8 32]
+        start = numbers[0]
+        four = numbers[4]
+        end = Mul(n, four)
+        k = Slice(encodings, start, end)",
+    );
+    let fused = opened(&graph_of("x[n 6 32]", "y[m 6 32]", statements), &dim("n", 1, 9, 1)).unwrap();
+    let error = compile_guessed(fused, &host::target(), 1).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("is a product whose size b would be open"), "{error}");
+}
+
 #[test]
 fn attention_takes_any_number_of_images() {
     let statements = &"
@@ -682,6 +724,19 @@ fn means_and_last_elements_take_any_number_of_rows() {
         let n = if statements.contains("-3") { dim("n", 4, 40, 1) } else { n.clone() };
         check(&n, ["x[n 4]", output], statements);
     }
+}
+
+/// The last word of each of several texts, of what a kernel would compute together with it.
+#[test]
+fn last_words_of_several_texts_are_those_of_normalized_ones() {
+    let statements = "
+        scale = weights[8]
+        shift = weights[8]
+        last = integer[-1]
+        z = LayerNormalization[axis=-1](x, scale, shift)
+        w = Gather[axis=1](z, last)
+        y = Relu(w)";
+    check(&dim("n", 1, 24, 1), ["x[2 n 8]", "y[2 8]"], statements);
 }
 
 /// Parts of a tensor whose starts depend on the size, and perhaps their lengths, as encodings of relative
