@@ -216,6 +216,24 @@ fn transposing_packs() {
     }
 }
 
+/// Checks copies in another type whose lanes are stored one by one.
+#[test]
+fn converted_lanes_with_gaps() {
+    for (dtype, name) in DType::ALL {
+        for to in [DType::F32, DType::F64, DType::I32] {
+            for lanes in [3, 8, 17] {
+                let mut p = program(&format!("{lanes} lanes of {name} as {to:?}"));
+                let a = input(&mut p, "A", dtype, &[2, lanes]);
+                let b = output(&mut p, "B", to, &[2, lanes, 2]);
+                let [i, l, s] = ["i", "l", "s"].map(|name| p.add_loop(name));
+                let copy = store(b, &[ix(i), ix(l), ix(s)], load(a, &[ix(i), ix(l)]));
+                p.body = vec![for_(i, 2, vec![for_(s, 2, vec![vector(l, lanes, vec![copy])])])];
+                check(&p);
+            }
+        }
+    }
+}
+
 #[test]
 fn strided_loads() {
     for stride in 1..=5 {

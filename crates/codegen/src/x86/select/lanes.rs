@@ -332,8 +332,9 @@ impl Selector<'_> {
     }
 
     pub(super) fn extract_into(&mut self, d: Reg, to: Type, from: Id, lane: usize) -> Result<(), String> {
-        let from = self.same_as[from.at()];
+        // The lanes are those of the operand, even if it has the bits of a value with other lanes.
         let ty = self.ty(from);
+        let from = self.same_as[from.at()];
         if class_of(ty) == Class::Mask {
             let from = self.reg(from)?;
             let bits = self.emit_new(MachineOp::MaskBits, Class::Integer, &[from], 8);
