@@ -11,7 +11,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::op::Workload;
 use tilewright_ir::text::parse;
 use tilewright_ir::verify::VerifyError;
-use tilewright_ir::{BufferId, Cond, Index, LoopId, LoopKind, Program, Stmt, Target, lower, verify};
+use tilewright_ir::{BufferId, Cond, DType, Index, LoopId, LoopKind, Program, Stmt, Target, lower, verify};
 use tilewright_search::{Config, Space};
 use tilewright_tune::{TEMPLATES, Task, Template, TemplateSetting};
 
@@ -525,6 +525,35 @@ fn guesses_prefetch_parts_of_panels_from_memory() {
         let guess = task.first_guess(1).unwrap();
         let config = task.space.config_to_json(&guess);
         assert_eq!(task.space.int(&guess, "prefetch") > 0, should_prefetch, "{sizes}: {config}");
+    }
+}
+
+/// A setting on a CPU of this name, otherwise like `x86-64-v4`.
+fn setting_on(cpu: &str, features: &str, text: &str) -> TemplateSetting {
+    let generic = setting(text, "x86-64-v4", 1);
+    let target = Target { cpu: cpu.to_owned(), features: features.to_owned(), ..generic.target };
+    TemplateSetting { target, ..generic }
+}
+
+/// Products of 16 bits read panels in f32, unless the CPU multiplies pairs of bf16 or few rows read the
+/// panels.
+#[test]
+fn panels_of_16_bits_are_widened_once() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
+    for (cpu, sizes, dtype, expected) in [
+        ("emeraldrapids", "m=64", DType::Bf16, DType::F32),
+        ("emeraldrapids", "m=64", DType::F16, DType::F32),
+        ("emeraldrapids", "m=4", DType::Bf16, DType::Bf16),
+        ("znver5", "m=64", DType::Bf16, DType::Bf16),
+        ("znver5", "m=64", DType::F16, DType::F32),
+    ] {
+        let text = format!("matmul:{sizes},n=96,k=64,const=b,dtype={}", dtype.name());
+        let task = Task::new(setting_on(cpu, "+avx512vl,+avx512bf16", &text), Some("matmul-blocked")).unwrap();
+        for _ in 0..20 {
+            let program = task.program(&task.space.sample(&mut rng)).unwrap();
+            let copy = program.find_buffer("B.p").map(|copy| program.buffer(copy).dtype);
+            assert!(copy.is_none_or(|copied| copied == expected), "{text} on {cpu}");
+        }
     }
 }
 

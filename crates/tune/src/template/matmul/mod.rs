@@ -159,12 +159,12 @@ impl MatmulProduct {
             [DType::Bf16, _] if s.target.prefers_dot2() => Some(TensorProduct::Dot2),
             _ => None,
         };
-        // Converting f16 for each multiply-add takes longer than copies, unless few rows read the packed data
-        // once.
+        // Converting numbers of 16 bits for each multiply-add takes longer than copies, unless few rows read
+        // the packed data once.
         let copied = match w.dtype {
             _ if widens => Some(DType::I16),
             _ if w.takes_bf16() => Some(DType::Bf16),
-            DType::F16 if m >= FEW_ROWS => Some(DType::F32),
+            DType::F16 | DType::Bf16 if m >= FEW_ROWS && dot.is_none() => Some(DType::F32),
             _ => None,
         };
         let factor_bytes = copied.map_or(factor_bytes, |dtype| dtype.bytes() as i64);
