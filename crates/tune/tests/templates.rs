@@ -557,6 +557,30 @@ fn panels_of_16_bits_are_widened_once() {
     }
 }
 
+/// Convolutions of 16 bits read copies in f32, unless the CPU multiplies pairs of bf16.
+#[test]
+fn operands_of_convolutions_of_16_bits_are_widened_once() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
+    for (cpu, template, dtype, copied) in [
+        ("emeraldrapids", "conv-direct", DType::Bf16, [DType::F32; 2]),
+        ("emeraldrapids", "conv-direct", DType::F16, [DType::F32; 2]),
+        ("znver5", "conv-direct", DType::Bf16, [DType::Bf16; 2]),
+        ("znver5", "conv-direct", DType::F16, [DType::F32; 2]),
+        ("znver5", "conv-im2col", DType::F16, [DType::F16, DType::F32]),
+    ] {
+        let text = format!("conv2d:c=64,h=20,w=20,k=32,r=3,s=3,pad=1,const=w,dtype={}", dtype.name());
+        let task = Task::new(setting_on(cpu, "+avx512vl,+avx512bf16", &text), Some(template)).unwrap();
+        for _ in 0..20 {
+            let program = task.program(&task.space.sample(&mut rng)).unwrap();
+            for (name, expected) in ["X.p", "W.p"].into_iter().zip(copied) {
+                let copy = program.find_buffer(name).map(|copy| program.buffer(copy).dtype);
+                assert!(copy.is_none_or(|copied| copied == expected), "{name} of {text} on {cpu}");
+            }
+            assert!(program.find_buffer("W.p").is_some(), "{text} on {cpu} reads weights as they are");
+        }
+    }
+}
+
 /// Direct convolutions read the weights of a tile from one end to the other: they lie in blocks of channels,
 /// for each tap of a filter those of a block, of dot products as of other sums.
 #[test]

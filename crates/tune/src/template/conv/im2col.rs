@@ -3,13 +3,13 @@
 use super::super::model::{bandwidth, cuts, step_cycles, write_back};
 use super::super::share::{self, EACH_PART, PART, PARTS, SharedWork};
 use super::super::step::{
-    accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage, unroll, vectorize,
+    accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage_as, unroll, vectorize,
 };
 use super::super::{TemplateSetting, constraint_over, has_value, none_of};
 use super::{Algorithm, ReductionSizes, ceil_div, divisors, is_blocked};
-use tilewright_ir::Step;
 use tilewright_ir::op::{Window, WindowAxis};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::{DType, Step};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
@@ -68,6 +68,12 @@ fn vectors(shape: &ReductionSizes, lanes: i64, rows: i64) -> i64 {
     ceil_div(rows * shape.q, lanes)
 }
 
+/// Whether the weights may be copied. Those of 16 bits always are, in f32: each element is converted and
+/// broadcast for every vector of pixels otherwise.
+fn packings(s: &TemplateSetting) -> &'static [&'static str] {
+    if s.workload.dtype.is_half() { &["true"] } else { &["false", "true"] }
+}
+
 fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
@@ -91,7 +97,7 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
         Parameter::categorical("outer", &["rows", "k"]),
         Parameter::categorical("cols", copies),
         Parameter::categorical("pad", pads),
-        Parameter::boolean("pack_w"),
+        Parameter::categorical("pack_w", packings(s)),
         Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
     ];
     parameters.extend(shape.work().parameter(s, can_cut_sum(s, shape)));
@@ -316,7 +322,8 @@ impl<'a> Im2ColDecisions<'a> {
         if self.packs_weights {
             let [k, c] = shape.weight_axes;
             let axes = [Outer(k, *k_tile), Whole(2), Whole(3), Whole(c), Inner(k, *k_tile)];
-            steps.push(stage(Window::WEIGHTS, None, "W.p", &axes));
+            let dtype = self.s.workload.dtype.is_half().then_some(DType::F32);
+            steps.push(stage_as(Window::WEIGHTS, None, "W.p", &axes, dtype));
         }
         steps
     }

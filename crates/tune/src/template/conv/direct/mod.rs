@@ -46,7 +46,7 @@ fn dot(s: &TemplateSetting, shape: &ReductionSizes) -> Option<TensorProduct> {
         shape.k_group % s.target.lanes(s.workload.dtype) == 0 && c % STEPS == 0 && (agreed == 1 || c % agreed == 0)
     };
     let how = match s.workload.dtype {
-        _ if copied(s, shape) == Some(DType::I16) => TensorProduct::Dot2,
+        _ if s.widens_bytes() => TensorProduct::Dot2,
         _ if shape.has_integers => TensorProduct::Dot4,
         _ if shape.rounds => TensorProduct::Dot2,
         _ if s.workload.multiplies_bf16() && s.target.prefers_dot2() => TensorProduct::Dot2,
@@ -75,8 +75,14 @@ fn copied(s: &TemplateSetting, shape: &ReductionSizes) -> Option<DType> {
     match shape.c {
         _ if shape.rounds => Some(DType::Bf16),
         Some(_) if s.widens_bytes() => Some(DType::I16),
+        Some(_) if s.workload.dtype.is_half() && dot(s, shape).is_none() => Some(DType::F32),
         _ => None,
     }
+}
+
+/// Whether copies of the operands have wider elements.
+fn widens(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
+    matches!(copied(s, shape), Some(DType::I16 | DType::F32))
 }
 
 /// Maximum number of columns of a filter whose dot products are unrolled.
@@ -112,7 +118,7 @@ fn divides_groups(shape: &ReductionSizes, block: i64) -> bool {
 
 /// Whether the tile code decides which taps are padding, which it does if the input is not copied.
 fn decides_padding(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
-    let may_skip = dot(s, shape).is_none() || skips_padding(s, shape);
+    let may_skip = dot(s, shape).is_none() && copied(s, shape).is_none() || skips_padding(s, shape);
     shape.padded && !shape.has_prologue && may_skip && !in_rows(s, shape)
 }
 

@@ -8,11 +8,11 @@ use super::super::super::step::{
 };
 use super::super::{ReductionSizes, in_blocks, is_blocked};
 use super::pack::{copy_blocks, has_whole_blocks, pack, pack_padded, pad_blocks};
-use super::{copied, cut_sum, dot, elements, in_rows, loops, pads_by_tile, skips_padding, steps_at_once};
+use super::{copied, cut_sum, dot, elements, in_rows, loops, pads_by_tile, skips_padding, steps_at_once, widens};
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{DType, Step, TensorProduct};
+use tilewright_ir::{Step, TensorProduct};
 use tilewright_search::{Config, Space};
 
 /// Number of constant weights from which on copying them one by one takes longer than compiling code that
@@ -172,7 +172,7 @@ impl<'a> DirectDecisions<'a> {
     /// Steps that copy the whole padded input, and copy it again if operands have another type.
     fn padded_copy(&self) -> Vec<Step> {
         let (s, shape, c_block) = (self.s, self.shape, self.c_block);
-        let is_long = copied(s, shape) == Some(DType::I16);
+        let is_long = widens(s, shape);
         let mut steps = Vec::new();
         if is_long {
             let axes = Window::channels_last(c_block);
@@ -311,7 +311,7 @@ impl<'a> DirectDecisions<'a> {
                 ]
             }
             Some(_) if self.packs_weights => {
-                let mut steps = vec![packed(&blocks)];
+                let mut steps = vec![stage_as(Window::WEIGHTS, None, "W.p", &blocks, copied(self.s, shape))];
                 steps.extend(self.transposed_taps());
                 steps
             }
@@ -435,7 +435,7 @@ impl<'a> DirectDecisions<'a> {
         match (self.is_packed, shape.padded) {
             (true, true) => {
                 steps.push(parallel("pco"));
-                steps.extend((copied(s, shape) == Some(DType::I16)).then(|| parallel("X.p.1")));
+                steps.extend(widens(s, shape).then(|| parallel("X.p.1")));
             }
             (true, false) => steps.push(parallel("X.p.1")),
             (false, _) => {}
