@@ -581,6 +581,21 @@ fn operands_of_convolutions_of_16_bits_are_widened_once() {
     }
 }
 
+/// First guesses of transposed convolutions of 16 bits, which convert an element for each broadcast,
+/// broadcast fewer than they would in f32.
+#[test]
+fn guesses_of_transposed_convolutions_broadcast_few_elements_of_16_bits() {
+    let text = "conv2d_transpose:c=64,h=14,w=14,k=32,r=4,s=4,stride=2,pad=1,const=w";
+    let pixels = |dtype: DType| {
+        let text = format!("{text},dtype={}", dtype.name());
+        let task = Task::new(setting_on("emeraldrapids", "+avx512vl", &text), Some("conv-col2im")).unwrap();
+        task.space.int(&task.first_guess(1).unwrap(), "pixels")
+    };
+    for dtype in [DType::Bf16, DType::F16] {
+        assert!(2 * pixels(dtype) <= pixels(DType::F32), "{}", dtype.name());
+    }
+}
+
 /// Direct convolutions read the weights of a tile from one end to the other: they lie in blocks of channels,
 /// for each tap of a filter those of a block, of dot products as of other sums.
 #[test]
