@@ -85,6 +85,48 @@ fn a_batch_and_its_texts_are_open_by_any_of_their_names() {
 }
 
 #[test]
+fn a_length_of_inputs_is_open_beside_a_past() {
+    let axis = [field(1, b"axis"), number(3, 2), vec![0xA0, 1, 2]].concat();
+    let concat = [node("Concat", &["past", "x"], "present"), field(5, &axis)].concat();
+    let with_inputs = |more: &[Vec<u8>]| {
+        let graph = [
+            field(1, &concat),
+            field(1, &node("Neg", &["keys"], "z")),
+            field(11, &tensor("x", &["batch", "1", "1", "4"])),
+            field(11, &tensor("past", &["batch", "1", "p", "4"])),
+            field(11, &tensor("keys", &["batch", "1", "n", "4"])),
+            field(12, &tensor("present", &["batch", "1", "all", "4"])),
+            field(12, &tensor("z", &["batch", "1", "n", "4"])),
+        ];
+        [number(1, 8), field(7, &[&graph[..], more].concat().concat()), field(8, &number(2, 17))].concat()
+    };
+    let masked = [field(1, &node("Neg", &["mask"], "seen")), field(11, &tensor("mask", &["batch", "n"]))];
+    let masked = [&masked[..], &[field(12, &tensor("seen", &["batch", "n"]))]].concat();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("decoder.onnx");
+    let path = text(&path);
+    fn run_at<'a>(path: &'a str, more: &[&'a str]) -> serde_json::Value {
+        run_json(&[&["run", path, "--runs", "1", "--at", "n=3", "--at", "p=2"], more].concat())
+    }
+    let check = |found: serde_json::Value, at: serde_json::Value, n_items: usize| {
+        assert_eq!(found["sizes"][0]["at"], at);
+        assert_eq!(found["outputs"][0]["shape"], serde_json::json!([n_items, 1, 3, 4]));
+    };
+    std::fs::write(path, with_inputs(&[])).unwrap();
+    // The past begins at 0, in any order.
+    for dims in [["--dim", "p=0..7", "--dim", "n=1..8"], ["--dim", "n=1..8", "--dim", "p=0..7"]] {
+        let at = serde_json::json!({"n": 3, "p": 2});
+        check(run_at(path, &[&["--dim", "batch=1"][..], &dims].concat()), at, 1);
+    }
+    let three = run_at(path, &["--dim", "n=1..8", "--dim", "batch=1..2", "--dim", "p=0..7", "--at", "batch=2"]);
+    check(three, serde_json::json!({"batch": 2, "n": 3, "p": 2}), 2);
+    let alike = ["run", path, "--dim", "batch=1", "--dim", "p=1..8", "--dim", "n=1..8"];
+    // Or it is the only one of caches alone.
+    std::fs::write(path, with_inputs(&masked)).unwrap();
+    check(run_at(path, &alike[2..]), serde_json::json!({"n": 3, "p": 2}), 1);
+}
+
+#[test]
 fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
     let graph = [
         field(1, &node("Neg", &["x"], "opposite")),

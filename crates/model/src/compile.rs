@@ -396,10 +396,14 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
     };
     // Values that vary with the size are written before the first step.
     fused.numbers().for_each(|(id, _)| touch(id, 0));
-    net.inputs.iter().for_each(|id| touch(*id, 0));
+    let unpacked = net.inputs.iter().filter(|id| !fused.is_read_in_place(**id));
+    unpacked.for_each(|id| touch(*id, 0));
     for (at, step) in fused.steps.iter().enumerate() {
         match step {
-            Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).for_each(|id| touch(*id, at)),
+            Step::Kernel(kernel) => {
+                let read = kernel.inputs.iter().enumerate().filter(|(at, _)| *at != 1 || kernel.apart().is_none());
+                read.map(|(_, id)| id).chain([&kernel.output]).for_each(|id| touch(*id, at));
+            }
             Step::Sequence(sequence) => {
                 let moving: HashSet<ValueId> = sequence.moving.iter().map(|moving| moving.value).collect();
                 for step in &sequence.steps {
@@ -471,7 +475,7 @@ struct PlanBuilder<'a> {
     given: Vec<usize>,
     /// Values in the current step of a sequence: the value that each stands for, and its offset in bytes.
     moving: HashMap<ValueId, (ValueId, usize)>,
-    /// Inputs that a run unpacks, each with the tensor that the caller passes.
+    /// Inputs that are packed in the caller's memory, each with the tensor that the caller passes.
     packed: Vec<(ValueId, usize)>,
 }
 
@@ -545,9 +549,11 @@ fn planned(
         let most = fused.n_rows();
         let of = |axis: &usize| {
             let factor = plan.tensors[tensor].shape[*axis] as i64 / most;
-            (*axis, RunSize { factor, term: 0, multiple: 1, divisor: 1 })
+            (*axis, RunSize { factor, ..RunSize::constant(0) })
         };
-        plan.tensors[tensor].open = axis.as_ref().map(of);
+        if let Some(open) = axis.as_ref().map(of) {
+            plan.tensors[tensor].open = Some(open);
+        }
     }
     Ok((plan, origins, memory))
 }
@@ -572,7 +578,7 @@ fn members(plan: &mut Plan, sized: &SizedNets, made: &[PlannedForm]) -> Members 
             sizes[opened] = size;
             let mut at_size = |port: &usize| {
                 let of_most = &plan.tensors[*port];
-                let own = PlanTensor { shape: of_most.shape_at(size), open: None, ..of_most.clone() };
+                let own = PlanTensor { shape: of_most.shape_at([size, 0]), open: None, ..of_most.clone() };
                 plan.tensors.push(own);
                 plan.tensors.len() - 1
             };
@@ -607,6 +613,7 @@ impl<'a> PlanBuilder<'a> {
             places,
             plan: Plan {
                 dim: fused.open.as_ref().map(|open| open.dim.clone()),
+                second: fused.open.as_ref().and_then(|open| open.second.clone()),
                 appends: fused.appends(),
                 ..Plan::default()
             },
@@ -654,8 +661,10 @@ impl<'a> PlanBuilder<'a> {
             self.guard = self.guard_of(&conditions[at])?;
             match step {
                 Step::Kernel(kernel) => {
-                    let work = self.kernel(kernel, self.number(kernel))?;
-                    self.push(&kernel.origin, work, Some(origin));
+                    for matrix in 0..kernel.apart().unwrap_or(1) {
+                        let work = self.kernel(kernel, self.number(kernel), matrix)?;
+                        self.push(&kernel.origin, work, Some(origin));
+                    }
                 }
                 Step::Sequence(sequence) => {
                     self.sequence(sequence, origin)?;
@@ -710,7 +719,10 @@ impl<'a> PlanBuilder<'a> {
 
     /// Unpacks inputs whose open dimension is not the outermost into memory with room for the largest size.
     fn unpack_inputs(&mut self) -> Result<(), CompileError> {
-        for (id, tensor) in std::mem::take(&mut self.packed) {
+        for (id, tensor) in self.packed.clone() {
+            if self.fused.is_read_in_place(id) {
+                continue;
+            }
             let (from, to) = (self.plan.whole(tensor), self.slice(id)?);
             self.move_rows(id, from, to, true);
         }
@@ -736,7 +748,7 @@ impl<'a> PlanBuilder<'a> {
         let times = |by: i64| RunSize { factor: size.factor * by, term: size.term * by, ..size };
         let name = value.name.clone();
         for at in 0..n {
-            let of_room = RunSize { factor: 0, term: at * value.shape[axis] * inner, divisor: 1, multiple: 1 };
+            let of_room = RunSize::constant(at * value.shape[axis] * inner);
             let mut offsets = [times(at * inner), of_room];
             if !is_from_packed {
                 offsets.reverse();
@@ -825,9 +837,11 @@ impl<'a> PlanBuilder<'a> {
     /// Adds copies of numbers that vary with the size to where kernels read them, from a table with a row for
     /// each size.
     fn numbers(&mut self) -> Result<(), CompileError> {
-        let Some(dim) = self.fused.open.as_ref().map(|open| open.dim.clone()) else { return Ok(()) };
-        let of = |size: i64| RunSize { factor: size, term: -size * dim.least, multiple: 1, divisor: 1 };
+        let Some(open) = &self.fused.open else { return Ok(()) };
         for (id, sizes) in self.fused.numbers() {
+            let of_size = sizes.iter().find(|size| size.factor != 0).copied().unwrap_or(RunSize::constant(0));
+            let dim = open.dim_of(of_size).clone();
+            let of = |size: i64| RunSize { dim: of_size.dim, factor: size, ..RunSize::constant(-size * dim.least) };
             let to = self.slice(id)?;
             let value = self.fused.net.value(id);
             let dtype = dtype_of(&self.fused.net, id)?;
@@ -857,9 +871,8 @@ impl<'a> PlanBuilder<'a> {
             let place = Place::Constant(self.plan.constants.len() - 1);
             let tensor = self.plan.tensor(format!("{}.table", value.name), dtype, &shape, place);
             let (from, row) = (self.plan.whole(tensor), (sizes.len() * n_bytes) as i64);
-            let none = RunSize { factor: 0, term: 0, multiple: 1, divisor: 1 };
-            let rows =
-                CopiedRows { n: 1, pitches: [0; 2], offsets: [row_at, none], n_bytes: RunSize { term: row, ..none } };
+            let offsets = [row_at, RunSize::constant(0)];
+            let rows = CopiedRows { n: 1, pitches: [0; 2], offsets, n_bytes: RunSize::constant(row) };
             self.push("copy", Work::Move { from, to, rows }, None);
         }
         Ok(())
@@ -871,7 +884,7 @@ impl<'a> PlanBuilder<'a> {
         let (new, all) = (net.shape(from).to_vec(), net.shape(to).to_vec());
         let of_value = |id: ValueId, n: i64| {
             let open = self.fused.open.as_ref().and_then(|open| open.axes.get(id.0)?.get(axis).copied().flatten());
-            open.unwrap_or(RunSize { factor: 0, term: n, multiple: 1, divisor: 1 })
+            open.unwrap_or(RunSize::constant(n))
         };
         let (of_new, of_all) = (of_value(from, new[axis]), of_value(to, all[axis]));
         let row = new[axis + 1..].iter().product::<i64>() * net.value(from).dtype.size() as i64;
@@ -880,7 +893,7 @@ impl<'a> PlanBuilder<'a> {
         let rows = CopiedRows {
             n: new[..axis].iter().product::<i64>() as usize,
             pitches: [new[axis] * row, all[axis] * row].map(|n| n as usize),
-            offsets: [RunSize { factor: 0, term: 0, multiple: 1, divisor: 1 }, times(before)],
+            offsets: [RunSize::constant(0), times(before)],
             n_bytes: times(of_new),
         };
         let name = net.value(to).name.clone();
@@ -949,7 +962,7 @@ impl<'a> PlanBuilder<'a> {
                 self.moving.insert(moving.value, (of, n_elements as usize * size));
             }
             for &(kernel, number, origin) in &kernels {
-                let work = self.kernel(kernel, number)?;
+                let work = self.kernel(kernel, number, 0)?;
                 self.push(&kernel.origin, work, Some(origin));
             }
         }
@@ -981,6 +994,27 @@ impl<'a> PlanBuilder<'a> {
         Ok(TensorSlice { tensor, offset: location.offset, n_bytes })
     }
 
+    /// Slice of one of the `n` matrices of an input in the caller's packed memory.
+    fn packed_matrix(&mut self, id: ValueId, [matrix, n]: [i64; 2]) -> TensorSlice {
+        let root = self.places.locate(id).root;
+        let (_, tensor) = self.packed.iter().find(|(own, _)| *own == root).expect("invariant: it is packed");
+        let whole = self.plan.tensors[*tensor].clone();
+        let (axis, size) = whole.open.expect("invariant: it is open");
+        let shape = whole.shape[axis..].to_vec();
+        let row = (whole.n_bytes() / whole.shape[..=axis].iter().product::<usize>()) as i64;
+        let times = |by: i64| RunSize { factor: size.factor * by, term: size.term * by, ..size };
+        assert_eq!(size.divisor, 1, "invariant: inputs of a fraction of a length are unpacked");
+        let n_ahead = whole.shape[..axis].iter().product::<usize>() as i64;
+        assert_eq!(n_ahead, n, "invariant: it has a matrix for each product");
+        let part = PlanTensor { shape, open: Some((0, size)), start: Some(times(matrix * row)), ..whole };
+        let known = self.plan.tensors.iter().position(|own| *own == part);
+        let at = known.unwrap_or(self.plan.tensors.len());
+        if known.is_none() {
+            self.plan.tensors.push(part);
+        }
+        self.plan.whole(at)
+    }
+
     /// Constant of an earlier piece that has the same bytes.
     fn given_before(&self, data: &Bytes) -> Option<usize> {
         let is_same = |known: &Constant| matches!(known, Constant::Data(own) if are_same(own, data));
@@ -999,10 +1033,19 @@ impl<'a> PlanBuilder<'a> {
         self.kernels.numbers[&kernel.code_name()]
     }
 
-    fn kernel(&mut self, kernel: &Kernel, number: usize) -> Result<Work, CompileError> {
+    fn kernel(&mut self, kernel: &Kernel, number: usize, matrix: i64) -> Result<Work, CompileError> {
         let kept = self.kernels.kept[number].clone();
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
-        let mut arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
+        let argument = |(at, id): (usize, ValueId)| match kernel.apart() {
+            Some(n) if at == 1 => Ok(self.packed_matrix(id, [matrix, n])),
+            Some(n) => {
+                let whole = self.slice(id)?;
+                let n_bytes = whole.n_bytes / n as usize;
+                Ok(TensorSlice { offset: whole.offset + n_bytes * matrix as usize, n_bytes, ..whole })
+            }
+            None => self.slice(id),
+        };
+        let mut arguments = ids.into_iter().enumerate().map(argument).collect::<Result<Vec<_>, CompileError>>()?;
         for (at, slice) in arguments.iter_mut().enumerate() {
             let PlanTensor { place, dtype, .. } = &self.plan.tensors[slice.tensor];
             if let (Place::Arena(_), Some(n)) = (place, kernel.room(at)) {

@@ -71,8 +71,8 @@ pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Evaluated, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
 pub use no_code::NoCode;
 pub use open::{
-    MOST_NETS, OpenError, OpenNet, n_combinations, open, open_batches, open_beside, open_items, open_or_repeat,
-    open_pieces, open_sized,
+    DecoderDims, MOST_NETS, OpenError, OpenNet, PieceSizes, n_combinations, open, open_beside, open_both, open_decoder,
+    open_items, open_or_repeat, open_pieces, open_sized,
 };
 pub use profile::{Outline, ProfiledStep, WithoutCode, profile_table};
 pub use rules::{Applied, Trace, rule_names, simplify};

@@ -203,13 +203,12 @@ impl Runner {
             }
             return Ok(());
         }
-        // If the number of rows is open, inputs and outputs are as long as the rows.
-        let size = context.rows().or(context.size()).unwrap_or(0);
+        let sizes = context.sizes_of_ports();
         let n_items = context.items().unwrap_or(1);
         self.states.iter_mut().for_each(|state| state.n_items = state.n_items.map(|_| n_items as usize));
         for port in self.inputs.iter_mut().chain(&mut self.outputs) {
             if let Some(tensor) = &port.tensor {
-                port.ty.shape = tensor.shape_of(size, n_items);
+                port.ty.shape = tensor.shape_of(sizes, n_items);
             }
         }
         Ok(())
@@ -245,7 +244,7 @@ impl Runner {
     }
 
     /// Sizes of open dimensions that tensors determine: the length of the past, from the tensors of states;
-    /// the rows of a run or the model's open dimension; and the number of items.
+    /// the rows of a run or the model's open dimension; the second one; and the number of items.
     fn sizes_of(&self, inputs: &[(Value, Tensor)]) -> Vec<(String, i64)> {
         let RunContext::Cpu(context) = &self.context else { return Vec::new() };
         let plan = context.model().plan();
@@ -260,8 +259,8 @@ impl Runner {
             let sizes = found.map_or(&[][..], |member| &member.sizes[..]);
             return members.dims.iter().zip(sizes).map(|(dim, size)| (dim.name.clone(), *size)).collect();
         }
-        let size = |port: &LargestPort| {
-            let (axis, open) = port.tensor.as_ref()?.open?;
+        let size = |dim: usize, port: &LargestPort| {
+            let (axis, open) = port.tensor.as_ref()?.open.filter(|(_, open)| open.dim == dim)?;
             let n = *given(&port.name)?.shape().get(axis)? as i64 - open.term;
             (n % open.factor == 0).then_some(n / open.factor)
         };
@@ -272,9 +271,11 @@ impl Runner {
         let past = |state: &KeptState| Some(*given(&state.past)?.shape().get(state.axis)? as i64);
         let past = self.states.iter().find_map(past).and_then(|n| Some((plan.dim.as_ref()?, n)));
         let own = plan.rows.as_ref().or(plan.dim.as_ref()).filter(|_| plan.rows.is_some() || past.is_none());
-        let own = own.and_then(|dim| Some((dim, self.inputs.iter().find_map(size)?)));
+        let of_inputs = |at: usize| self.inputs.iter().find_map(|port| size(at, port));
+        let own = own.and_then(|dim| Some((dim, of_inputs(0)?)));
+        let second = plan.second.as_ref().and_then(|dim| Some((dim, of_inputs(1)?)));
         let items = plan.items.as_ref().and_then(|items| Some((items, self.inputs.iter().find_map(n_items)?)));
-        past.into_iter().chain(own).chain(items).map(|(dim, n)| (dim.name.clone(), n)).collect()
+        past.into_iter().chain(own).chain(second).chain(items).map(|(dim, n)| (dim.name.clone(), n)).collect()
     }
 
     /// Sets all inputs of a model except those that are constants in the compiled model; the sizes of open

@@ -11,7 +11,9 @@ use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
 use crate::model::{BaseMemory, Model, Port};
-use crate::plan::{CopiedRows, Host, Member, OpenDimension, Plan, RunSize, StepCondition, TensorSlice, Together, Work};
+use crate::plan::{
+    CopiedRows, Host, Member, OpenDimension, Plan, RunSize, Sizes, StepCondition, TensorSlice, Together, Work,
+};
 use crate::pool::SharedPool;
 
 /// Reason why a run failed.
@@ -117,6 +119,8 @@ struct Passed {
     offset: usize,
     /// Bytes of an item of a group, if the arena has a place for each.
     pitch: Option<RunSize>,
+    /// Start of a part of a packed input.
+    start: Option<RunSize>,
 }
 
 /// Steps that run for a group of items at once, or for each item.
@@ -146,6 +150,8 @@ pub struct Context {
     of_states: Vec<(usize, usize, usize)>,
     /// Size of the model's open dimension in the next run; 0 without one.
     size: i64,
+    /// Size of its second open dimension; 0 without one.
+    second: i64,
     /// Number of rows of the next run.
     n_rows: i64,
     /// Number of items of the next run, if it is open; else 1.
@@ -200,7 +206,8 @@ impl Context {
                         together.and_then(|together| together.tensors.iter().find(|(of, _)| *of == slice.tensor));
                     if let Some((_, pitch)) = pitch {
                         let (at, offset) = (pointers.len(), address.offset);
-                        passed.push(Passed { at, base: BaseMemory::Arena, item: 0, offset, pitch: Some(*pitch) });
+                        let base = BaseMemory::Arena;
+                        passed.push(Passed { at, base, item: 0, offset, pitch: Some(*pitch), start: None });
                     }
                     // SAFETY: the model has checked that slices are within their memory.
                     unsafe { arena.pointer().add(address.offset) }
@@ -214,7 +221,8 @@ impl Context {
                 }
                 base @ (BaseMemory::Input(_) | BaseMemory::Output(_)) => {
                     let (item, offset) = model.plan().item_of(slice);
-                    passed.push(Passed { at: pointers.len(), base, item, offset, pitch: None });
+                    let start = model.plan().tensors[slice.tensor].start;
+                    passed.push(Passed { at: pointers.len(), base, item, offset, pitch: None, start });
                     std::ptr::null_mut()
                 }
             });
@@ -237,6 +245,7 @@ impl Context {
         let (model, threads) = (Arc::clone(model), threads.clone());
         let sizes = vec![0; n_sizes];
         let size = 0;
+        let second = model.plan().second.as_ref().map_or(0, |second| second.most);
         let n_rows = model.plan().rows.as_ref().map_or(model.plan().appends, |rows| rows.least);
         let n_items = model.plan().items.as_ref().map_or(1, |items| items.most);
         let members = model.plan().members.as_ref();
@@ -253,6 +262,7 @@ impl Context {
             states,
             of_states,
             size,
+            second,
             n_rows,
             n_items,
             member: 0,
@@ -270,7 +280,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Sets the size of the model's open dimension for the following runs, without allocating memory.
+    /// Sets the size of one of the model's open dimensions for the following runs, without allocating memory.
     /// Initially it is the largest, or the smallest if states have the dimension.
     ///
     /// # Errors
@@ -297,7 +307,7 @@ impl Context {
         }
         let is_it = |dim: &Option<OpenDimension>| dim.as_ref().is_some_and(|dim| dim.name == name);
         let Some(dim) =
-            [&plan.dim, &plan.rows, &plan.items].into_iter().find(|dim| is_it(dim)).and_then(Option::as_ref)
+            [&plan.dim, &plan.rows, &plan.items, &plan.second].into_iter().flatten().find(|dim| dim.name == name)
         else {
             let open = plan.dim.as_ref().map(|dim| dim.name.clone());
             return Err(RunError::NoDim { name: name.to_owned(), open });
@@ -306,7 +316,11 @@ impl Context {
             let (name, least, most, step) = (dim.name.clone(), dim.least, dim.most, dim.step);
             return Err(RunError::BadSize { name, size, least, most, step });
         }
-        let (is_dim, is_rows, is_items) = (is_it(&plan.dim), is_it(&plan.rows), is_it(&plan.items));
+        let [is_dim, is_rows, is_items, is_second] = [&plan.dim, &plan.rows, &plan.items, &plan.second].map(is_it);
+        if is_second {
+            self.second = size;
+            self.at(self.size);
+        }
         if is_rows {
             self.n_rows = size;
         }
@@ -324,6 +338,12 @@ impl Context {
         self.model.plan().dim.as_ref().map(|_| self.size)
     }
 
+    /// Size of the model's second open dimension in the next run, if it has one: the largest, unless set by
+    /// [`Context::set_dim`].
+    pub fn second(&self) -> Option<i64> {
+        self.model.plan().second.as_ref().map(|_| self.second)
+    }
+
     /// Number of rows of the next run, if it is open: the smallest, unless set by [`Context::set_dim`].
     pub fn rows(&self) -> Option<i64> {
         self.model.plan().rows.as_ref().map(|_| self.n_rows)
@@ -339,9 +359,9 @@ impl Context {
         self.model.plan().members.as_ref().map(|members| &members.each[self.member])
     }
 
-    /// Size that inputs and outputs depend on.
-    fn size_of_ports(&self) -> i64 {
-        self.rows().unwrap_or(self.size)
+    /// Sizes that inputs and outputs depend on: the number of rows in place of a past.
+    pub fn sizes_of_ports(&self) -> Sizes {
+        [self.rows().unwrap_or(self.size), self.second]
     }
 
     /// Number of elements that the next run appends to states.
@@ -401,19 +421,19 @@ impl Context {
     /// Sets the open sizes of steps for a size of the open dimension.
     fn at(&mut self, size: i64) {
         self.size = size;
-        self.sizes_at(self.steps.clone(), size);
+        self.sizes_at(self.steps.clone(), [size, self.second]);
     }
 
     /// Sets the open sizes of these steps.
-    fn sizes_at(&mut self, steps: Range<usize>, size: i64) {
+    fn sizes_at(&mut self, steps: Range<usize>, now: Sizes) {
         for at in steps {
             let step = &self.model.plan().steps[at];
             let own = &mut self.sizes[self.starts[at][1]..];
             match &step.work {
-                Work::Kernel { sizes, .. } => own.iter_mut().zip(sizes).for_each(|(to, open)| *to = open.at(size)),
-                Work::Move { rows, .. } => own.iter_mut().zip(moved(rows)).for_each(|(to, open)| *to = open.at(size)),
+                Work::Kernel { sizes, .. } => own.iter_mut().zip(sizes).for_each(|(to, open)| *to = open.of(now)),
+                Work::Move { rows, .. } => own.iter_mut().zip(moved(rows)).for_each(|(to, open)| *to = open.of(now)),
                 Work::Host { run: Host::Call(call), .. } => {
-                    own.iter_mut().zip(&call.sizes).for_each(|(to, open)| *to = open.at(size));
+                    own.iter_mut().zip(&call.sizes).for_each(|(to, open)| *to = open.of(now));
                 }
                 Work::Copy { .. } | Work::Host { .. } | Work::While { .. } | Work::Again { .. } => {}
             }
@@ -530,7 +550,7 @@ impl Context {
             let n = most.min(self.n_items - first);
             for Turn { steps, is_together, passed } in turns.iter() {
                 if *is_together {
-                    self.sizes_at(steps.clone(), n * self.size);
+                    self.sizes_at(steps.clone(), [n * self.size, self.second]);
                 }
                 for item in 0..if *is_together { 1 } else { n } {
                     self.pass(passed.clone(), [first + item, item], inputs, outputs);
@@ -561,12 +581,12 @@ impl Context {
         for (at, (port, given)) in of_inputs.iter().chain(of_outputs).zip(given).enumerate() {
             let tensor = || self.model.plan().tensors[port.tensor].name.clone();
             let of_port = &plan.tensors[self.member().map_or(port.tensor, |member| member.ports[at])];
-            let expected = of_port.n_bytes_of(self.size_of_ports(), self.n_items);
+            let expected = of_port.n_bytes_of(self.sizes_of_ports(), self.n_items);
             if given.len() != expected {
                 return Err(RunError::Size { tensor: tensor(), expected, given: given.len() });
             }
             let are_apart = of_port.in_items && plan.pieces.is_empty();
-            let to_next = if are_apart { of_port.n_bytes_at(self.size) } else { 0 };
+            let to_next = if are_apart { of_port.n_bytes_at([self.size, self.second]) } else { 0 };
             let is_aligned = [given.as_ptr() as usize, to_next].iter().all(|start| start.is_multiple_of(port.align));
             if !given.is_empty() && !is_aligned {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
@@ -584,13 +604,14 @@ impl Context {
         let plan = self.model.plan();
         let before = |port: &Port, item: usize| {
             let tensor = &plan.tensors[port.tensor];
+            let bytes_of = |size: i64| tensor.n_bytes_at([size, self.second]);
             match () {
-                () if plan.pieces.is_empty() && tensor.in_items => tensor.n_bytes_at(self.size) * at as usize,
-                () if plan.pieces.is_empty() || tensor.open.is_none() => 0,
-                () => (tensor.n_bytes_at(at) + item * tensor.n_bytes_at(self.n_rows)) / tensor.n_outer(),
+                () if plan.pieces.is_empty() && tensor.in_items => bytes_of(self.size) * at as usize,
+                () if plan.pieces.is_empty() || !tensor.has_rows() => 0,
+                () => (bytes_of(at) + item * bytes_of(self.n_rows)) / tensor.n_outer(),
             }
         };
-        for Passed { at: place, base, item, offset, pitch } in &self.passed[places] {
+        for Passed { at: place, base, item, offset, pitch, start: of_part } in &self.passed[places] {
             let (start, n_bytes, before) = match base {
                 BaseMemory::Input(input) => {
                     let given = inputs[*input];
@@ -608,7 +629,8 @@ impl Context {
             };
             // An empty slice may have any aligned address.
             let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
-            self.pointers[*place] = start.wrapping_add(before + *offset);
+            let ahead = of_part.map_or(0, |of_part| of_part.of([self.size, self.second]) as usize);
+            self.pointers[*place] = start.wrapping_add(before + ahead + *offset);
         }
     }
 
@@ -674,7 +696,8 @@ impl Context {
                     }
                 }
                 Work::Copy { from, rows, .. } => {
-                    let n_bytes = rows.map_or(from.n_bytes, |(rows, row)| rows.at(self.size) as usize * row);
+                    let n_bytes =
+                        rows.map_or(from.n_bytes, |(rows, row)| rows.of([self.size, self.second]) as usize * row);
                     // SAFETY: both slices are within their memory; they may overlap.
                     unsafe { std::ptr::copy(pointers[0], pointers[1], n_bytes) }
                 }

@@ -30,6 +30,6 @@ pub use model::{Address, AnyModel, BaseMemory, Code, Model, PlanError, Port};
 pub use pin::{pin, pin_thread};
 pub use plan::{
     Constant, CopiedRows, Host, HostFunction, Member, Members, OpenDimension, Piece, Place, Plan, PlanStep, PlanTensor,
-    RunSize, StepCondition, TensorSlice, Together, Work,
+    RunSize, Sizes, StepCondition, TensorSlice, Together, Work,
 };
 pub use pool::{SharedPool, ThreadPool};

@@ -15,7 +15,7 @@ use crate::gpu::GpuModel;
 use crate::kernel_plan::plan_of_kernel;
 use crate::memory::{ALIGN, Aligned};
 use crate::plan::{
-    Constant, Member, Members, OpenDimension, Place, Plan, PlanStep, PlanTensor, RunSize, TensorSlice, Work,
+    Constant, Member, Members, OpenDimension, Piece, Place, Plan, PlanStep, PlanTensor, RunSize, TensorSlice, Work,
 };
 
 /// Reason why a plan is invalid: a bug of the code that made it.
@@ -313,7 +313,7 @@ impl Model {
     fn made(plan: Plan, codes: Vec<Code>, forgets_data: bool) -> Result<Model, PlanError> {
         let checker = PlanChecker { plan: &plan, codes: &codes };
         let (inputs, outputs) = checker.interface()?;
-        plan.steps.iter().enumerate().try_for_each(|(at, step)| checker.step(step, plan.dim_of(at).as_ref()))?;
+        plan.steps.iter().enumerate().try_for_each(|(at, step)| checker.step(step, &plan.dims_of(at)))?;
         checker.guards()?;
         checker.loops()?;
         checker.pieces()?;
@@ -589,7 +589,7 @@ impl ComputedRows {
 /// all runs.
 fn rows_of(code: &Code, sizes: &[RunSize]) -> Option<ComputedRows> {
     match (&code.interface.sizes[..], sizes) {
-        ([open], &[RunSize { factor: 0, term, multiple: 1, divisor: 1 }]) if open.name == "m" => {
+        ([open], &[RunSize { factor: 0, term, multiple: 1, divisor: 1, .. }]) if open.name == "m" => {
             Some(ComputedRows { n: term, most: open.most() })
         }
         _ => None,
@@ -620,9 +620,16 @@ impl PlanChecker<'_> {
                 }
                 Place::Arena(_) | Place::Constant(_) => continue,
             };
+            if tensor.start.is_some() {
+                let fits = ports.get(index).is_some_and(|port| self.is_part_of(tensor, port));
+                fits.then_some(()).ok_or_else(|| PlanError::Interface { tensor: tensor.name.clone(), index })?;
+                continue;
+            }
             let is_of_piece = |port: &Port| {
                 let whole = &self.plan.tensors[port.tensor];
-                self.plan.pieces.iter().any(|piece| whole.n_bytes_of(piece.n, piece.items) == tensor.n_bytes())
+                let most = self.plan.second.as_ref().map_or(0, |second| second.most);
+                let n_bytes = |piece: &Piece| whole.n_bytes_of([piece.n, most], piece.items);
+                self.plan.pieces.iter().any(|piece| n_bytes(piece) == tensor.n_bytes())
             };
             let at = if matches!(tensor.place, Place::Input(_)) { index } else { inputs.len() + index };
             let is_of = |member: &Member| {
@@ -651,6 +658,24 @@ impl PlanChecker<'_> {
             }
         }
         Ok((inputs, outputs))
+    }
+
+    /// Whether a part of a packed input is within it at all sizes, and begins at an element.
+    fn is_part_of(&self, part: &PlanTensor, port: &Port) -> bool {
+        let (Some(start), Some((_, size)), Place::Input(_)) = (part.start, part.open, part.place) else {
+            return false;
+        };
+        let Some(dim) = [&self.plan.dim, &self.plan.second][start.dim] else { return false };
+        let n_bytes = part.dtype.bytes() as i64;
+        // Both are affine in the dimension, so its ends suffice.
+        let is_within = |size: i64| {
+            let sizes = [size; 2];
+            let (start, whole) = (start.of(sizes), &self.plan.tensors[port.tensor]);
+            start >= 0 && start as usize + part.n_bytes_at(sizes) <= whole.n_bytes_at(sizes)
+        };
+        let is_of_elements = [start.factor, start.term].iter().all(|n| n % n_bytes == 0);
+        let is_plain = (start.divisor, start.multiple, size.dim) == (1, 1, start.dim);
+        is_plain && is_of_elements && [dim.least, dim.most].into_iter().all(is_within)
     }
 
     fn ports(&self, place: fn(usize) -> Place) -> Vec<Port> {
@@ -754,14 +779,14 @@ impl PlanChecker<'_> {
         }
         let is_whole = !dims.is_empty() && each.first().is_some_and(|first| first.ports == ports);
         let is_of_members = plan.dim.is_none() || plan.members.as_ref().is_some_and(|all| all.opened(plan).is_some());
-        let is_alone = is_of_members && plan.items.is_none() && plan.states().next().is_none();
+        let is_alone = is_of_members && plan.second.is_none() && plan.items.is_none() && plan.states().next().is_none();
         (is_whole && is_alone).then_some(()).ok_or_else(|| wrong(each.len()))
     }
 
     /// Checks that steps for several items are kernels over all rows of these items, and that there is room
     /// for each item of a group.
     fn together(&self) -> Result<(), PlanError> {
-        let Plan { together, dim, items, steps, tensors, .. } = self.plan;
+        let Plan { together, dim, second, items, steps, tensors, .. } = self.plan;
         let Some(together) = together else { return Ok(()) };
         let is_multiple = |size: &RunSize| (size.term, size.divisor, size.multiple) == (0, 1, 1);
         let fits_step = |(step, together): (&PlanStep, &bool)| match &step.work {
@@ -780,6 +805,7 @@ impl PlanChecker<'_> {
             is_aligned && tensor.zip(dim.as_ref()).is_some_and(|(tensor, dim)| tensor.n_bytes() as i64 >= n_bytes(dim))
         };
         let fits = items.is_some()
+            && second.is_none()
             && dim.as_ref().is_some_and(|dim| dim.step == 1 && dim.least >= 1)
             && together.most >= 1
             && together.steps.len() == steps.len()
@@ -812,15 +838,15 @@ impl PlanChecker<'_> {
         }
     }
 
-    /// Checks a step, at all sizes of its open dimension.
-    fn step(&self, step: &PlanStep, dim: Option<&OpenDimension>) -> Result<(), PlanError> {
+    /// Checks a step, at all sizes of its open dimensions.
+    fn step(&self, step: &PlanStep, dims: &[Option<OpenDimension>; 2]) -> Result<(), PlanError> {
         let name = || step.name.clone();
         match &step.work {
             Work::Kernel { kernel, arguments, kept, parts, sizes, .. } => {
                 let missing = || PlanError::Missing { step: name(), what: "kernel", index: *kernel };
                 let code = self.codes.get(*kernel).ok_or_else(missing)?;
                 let open = &code.interface.sizes;
-                let is_value = |(open, size): (&OpenSize, &RunSize)| match dim {
+                let is_value = |(open, size): (&OpenSize, &RunSize)| match &dims[size.dim] {
                     Some(dim) => (dim.least..=dim.most)
                         .step_by(dim.step.max(1) as usize)
                         .all(|value| open.steps_to(size.at(value)).is_some()),
@@ -851,7 +877,7 @@ impl PlanChecker<'_> {
             }
             Work::Move { from, to, rows } => {
                 [from, to].into_iter().try_for_each(|slice| self.slice(step, slice))?;
-                if !rows.are_within([from.n_bytes, to.n_bytes], dim) {
+                if !rows.are_within([from.n_bytes, to.n_bytes], dims) {
                     return Err(PlanError::Outside { step: name(), tensor: self.name(to) });
                 }
                 if self.overlap(from, to) {

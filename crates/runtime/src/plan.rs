@@ -46,10 +46,15 @@ impl OpenDimension {
     }
 }
 
-/// Number that depends on the open dimension: `(factor · size + term) / divisor`, rounded up to a multiple of
+/// Sizes of a plan's open dimensions in a run, [`Plan::dim`] and [`Plan::second`]; 0 for a missing one.
+pub type Sizes = [i64; 2];
+
+/// Number that depends on an open dimension: `(factor · size + term) / divisor`, rounded up to a multiple of
 /// `multiple`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RunSize {
+    /// Dimension: its index in [`Sizes`].
+    pub dim: usize,
     /// Multiple of the dimension's size.
     pub factor: i64,
     /// Addend.
@@ -61,6 +66,16 @@ pub struct RunSize {
 }
 
 impl RunSize {
+    /// Number that is the same in all runs.
+    pub const fn constant(term: i64) -> RunSize {
+        RunSize { dim: 0, factor: 0, term, divisor: 1, multiple: 1 }
+    }
+
+    /// Number in a run.
+    pub fn of(&self, sizes: Sizes) -> i64 {
+        self.at(sizes[self.dim])
+    }
+
     /// Number at a size of the dimension.
     pub fn at(&self, size: i64) -> i64 {
         let exact = (self.factor * size + self.term).div_euclid(self.divisor);
@@ -82,6 +97,8 @@ pub struct PlanTensor {
     /// Open dimension: its index and its size in a run, at most as in the shape. A run uses only the
     /// beginning of the memory; callers pass inputs and outputs packed.
     pub open: Option<(usize, RunSize)>,
+    /// Start of a part of a packed input, in bytes from that of the caller's tensor, if a run determines it.
+    pub start: Option<RunSize>,
     /// Whether the first dimension of an input or output counts the items of a run: here 1, or the most if
     /// pieces process all items at once.
     pub in_items: bool,
@@ -109,38 +126,43 @@ impl PlanTensor {
         self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
     }
 
-    /// Shape in a run at a size of the model's open dimension.
-    pub fn shape_at(&self, size: i64) -> Vec<usize> {
+    /// Shape in a run at sizes of the model's open dimensions.
+    pub fn shape_at(&self, sizes: Sizes) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Some((axis, open)) = self.open {
-            shape[axis] = open.at(size) as usize;
+            shape[axis] = open.of(sizes) as usize;
         }
         shape
     }
 
-    /// Bytes in a run at a size of the model's open dimension. Allocates nothing.
-    pub fn n_bytes_at(&self, size: i64) -> usize {
+    /// Bytes in a run at sizes of the model's open dimensions. Allocates nothing.
+    pub fn n_bytes_at(&self, sizes: Sizes) -> usize {
         match self.open {
-            Some((axis, open)) if self.shape[axis] > 0 => self.n_bytes() / self.shape[axis] * open.at(size) as usize,
+            Some((axis, open)) if self.shape[axis] > 0 => self.n_bytes() / self.shape[axis] * open.of(sizes) as usize,
             _ => self.n_bytes(),
         }
     }
 
-    /// Shape in a run of `n_items` items, at a size of the model's open dimension.
-    pub fn shape_of(&self, size: i64, n_items: i64) -> Vec<usize> {
-        let mut shape = self.shape_at(size);
+    /// Shape in a run of `n_items` items, at sizes of the model's open dimensions.
+    pub fn shape_of(&self, sizes: Sizes, n_items: i64) -> Vec<usize> {
+        let mut shape = self.shape_at(sizes);
         if self.in_items {
             shape[0] = n_items as usize;
         }
         shape
     }
 
-    /// Bytes in a run of `n_items` items, at a size of the model's open dimension. Allocates nothing.
-    pub fn n_bytes_of(&self, size: i64, n_items: i64) -> usize {
+    /// Bytes in a run of `n_items` items, at sizes of the model's open dimensions. Allocates nothing.
+    pub fn n_bytes_of(&self, sizes: Sizes, n_items: i64) -> usize {
         match self.in_items {
-            true => self.n_bytes_at(size) / self.shape[0].max(1) * n_items as usize,
-            false => self.n_bytes_at(size),
+            true => self.n_bytes_at(sizes) / self.shape[0].max(1) * n_items as usize,
+            false => self.n_bytes_at(sizes),
         }
+    }
+
+    /// Whether its open dimension is [`Plan::dim`], or [`Plan::rows`] in its place.
+    pub fn has_rows(&self) -> bool {
+        self.open.is_some_and(|(_, open)| open.dim == 0)
     }
 
     /// Number of places at which rows along the open dimension begin: the elements of the dimensions before
@@ -294,23 +316,25 @@ pub struct CopiedRows {
 }
 
 impl CopiedRows {
-    /// End of the copied rows at a size of the dimension, in the source and in the destination; `None` if it
+    /// End of the copied rows at sizes of the dimensions, in the source and in the destination; `None` if it
     /// is not a valid offset.
-    fn ends(&self, size: i64) -> Option<[usize; 2]> {
-        let n_bytes = usize::try_from(self.n_bytes.at(size)).ok()?;
+    fn ends(&self, sizes: Sizes) -> Option<[usize; 2]> {
+        let n_bytes = usize::try_from(self.n_bytes.of(sizes)).ok()?;
         let end = |at: usize| {
             let last = self.pitches[at].checked_mul(self.n.saturating_sub(1))?;
-            usize::try_from(self.offsets[at].at(size)).ok()?.checked_add(last)?.checked_add(n_bytes)
+            usize::try_from(self.offsets[at].of(sizes)).ok()?.checked_add(last)?.checked_add(n_bytes)
         };
         (self.n == 1 || self.pitches.iter().all(|pitch| *pitch >= n_bytes)).then_some(())?;
         Some([end(0)?, end(1)?])
     }
 
-    /// Whether all rows are within `n_bytes` of source and destination, at any size of a dimension.
-    pub(crate) fn are_within(&self, n_bytes: [usize; 2], dim: Option<&OpenDimension>) -> bool {
-        // Sizes are affine in the dimension, so its ends suffice.
-        dim.map_or([0, 0], |dim| [dim.least, dim.most]).iter().all(|size| {
-            self.ends(*size).is_some_and(|ends| ends.iter().zip(n_bytes).all(|(end, n_bytes)| *end <= n_bytes))
+    /// Whether all rows are within `n_bytes` of source and destination, at any sizes of the dimensions.
+    pub(crate) fn are_within(&self, n_bytes: [usize; 2], dims: &[Option<OpenDimension>; 2]) -> bool {
+        // Sizes are affine in a dimension, so its ends suffice.
+        let [first, second] = dims.each_ref().map(|dim| dim.as_ref().map_or([0, 0], |dim| [dim.least, dim.most]));
+        let mut corners = first.into_iter().flat_map(|first| second.map(|second| [first, second]));
+        corners.all(|sizes| {
+            self.ends(sizes).is_some_and(|ends| ends.iter().zip(n_bytes).all(|(end, n_bytes)| *end <= n_bytes))
         })
     }
 }
@@ -440,6 +464,8 @@ pub struct Plan {
     pub guards: Vec<StepCondition>,
     /// Open (dynamic) dimension, if any.
     pub dim: Option<OpenDimension>,
+    /// Second open dimension, if any: a length of inputs beside a past, such as that of an encoder's states.
+    pub second: Option<OpenDimension>,
     /// Number of elements by which a run extends the states along the open dimension; 0 without states. With
     /// several pieces, the number of the smallest.
     pub appends: i64,
@@ -468,6 +494,7 @@ impl Plan {
             shape: shape.to_vec(),
             place,
             open: None,
+            start: None,
             in_items: false,
             selects_among: None,
         });
@@ -483,8 +510,8 @@ impl Plan {
     /// are those of a piece that has its rows behind another dimension; otherwise there is one.
     pub fn item_of(&self, slice: &TensorSlice) -> (usize, usize) {
         let own = &self.tensors[slice.tensor];
-        let port = self.tensors.iter().find(|tensor| tensor.place == own.place).and_then(|port| port.open);
-        match port.filter(|_| !self.pieces.is_empty()) {
+        let port = self.tensors.iter().find(|tensor| tensor.place == own.place);
+        match port.filter(|port| port.has_rows() && !self.pieces.is_empty()).and_then(|port| port.open) {
             Some((axis, _)) => {
                 let n_bytes = own.n_bytes() / own.shape[..axis].iter().product::<usize>().max(1);
                 (slice.offset / n_bytes.max(1), slice.offset % n_bytes.max(1))
@@ -498,11 +525,11 @@ impl Plan {
         self.dim.as_ref().map_or(0, |dim| dim.most) + self.appends
     }
 
-    /// Open dimension as it applies to steps from this index on.
-    pub fn dim_of(&self, step: usize) -> Option<OpenDimension> {
-        let dim = self.dim.clone()?;
+    /// Open dimensions as they apply to a step.
+    pub fn dims_of(&self, step: usize) -> [Option<OpenDimension>; 2] {
         let piece = self.pieces.iter().find(|piece| piece.steps.contains(&step));
-        Some(OpenDimension { most: piece.map_or(dim.most, |piece| piece.most), ..dim })
+        let own = |dim: OpenDimension| OpenDimension { most: piece.map_or(dim.most, |piece| piece.most), ..dim };
+        [self.dim.clone().map(own), self.second.clone()]
     }
 
     /// Slice of a whole tensor.

@@ -177,7 +177,7 @@ fn appending(change: fn(&mut CopiedRows)) -> Result<Model, PlanError> {
     let x = plan.tensor("x", DType::F32, &[2, 1, 2], Place::Input(0));
     let all = plan.tensor("all", DType::F32, &[2, 4, 2], Place::State(0));
     let y = plan.tensor("y", DType::F32, &[2, 4, 2], Place::Output(0));
-    let size = |factor: i64, term: i64| RunSize { factor, term, multiple: 1, divisor: 1 };
+    let size = |factor: i64, term: i64| RunSize { factor, ..RunSize::constant(term) };
     let mut rows = CopiedRows { n: 2, pitches: [8, 32], offsets: [size(0, 0), size(8, 0)], n_bytes: size(0, 8) };
     change(&mut rows);
     let (from, to) = (plan.whole(x), plan.whole(all));
@@ -225,7 +225,7 @@ fn states_stay_between_runs() {
 fn by_pieces(change: fn(&mut Plan)) -> Result<Model, PlanError> {
     let dim = |name: &str, least, most| Some(OpenDimension { name: name.to_owned(), least, most, step: 1 });
     let mut plan = Plan { dim: dim("past", 0, 5), rows: dim("tokens", 1, 4), appends: 1, ..Plan::default() };
-    let size = |factor: i64, term: i64| RunSize { factor, term, multiple: 1, divisor: 1 };
+    let size = |factor: i64, term: i64| RunSize { factor, ..RunSize::constant(term) };
     for n in [4, 1] {
         let x = plan.tensor("x", DType::F32, &[n, 2], Place::Input(0));
         let all = plan.tensor("all", DType::F32, &[6, 2], Place::State(0));

@@ -83,6 +83,10 @@ pub struct Library {
     dim: Option<OpenDimension>,
     /// Rows that runs append to states, if runs set their number.
     rows: Option<OpenDimension>,
+    /// Length of inputs beside that of states, if runs set it.
+    second: Option<OpenDimension>,
+    /// Whether steps read parts of inputs where they lie packed.
+    has_parts: bool,
     /// Items, if runs set their number.
     items: Option<OpenDimension>,
     /// Whether runs consist of pieces.
@@ -169,6 +173,10 @@ impl Library {
         let tables: Result<String, std::fmt::Error> = tables();
         let tables = tables.expect("writing to a string does not fail");
         let template = of_kind(include_str!("../templates/net.c"), library.kind());
+        let of_second =
+            |of: &str| library.second.as_ref().map_or(String::new(), |_| format!("{of} ? context->second : "));
+        let template = template.replace("@SIZE@", &of_second("net_sizes[i].is_of_second"));
+        let template = template.replace("@OPEN@", &of_second("open->is_of_second"));
         library.source = c::source(name, origin, &template, &tables, !library.has_dims());
         Ok(library)
     }
@@ -187,6 +195,8 @@ impl Library {
             outputs,
             dim: plan.dim.clone().filter(|_| plan.members.is_none()),
             rows: plan.rows.clone(),
+            second: plan.second.clone(),
+            has_parts: has_parts(plan),
             items: plan.items.clone(),
             has_pieces: !plan.pieces.is_empty(),
             sized: plan.members.clone(),
@@ -206,6 +216,7 @@ impl Library {
         for code in model.codes() {
             features = Interface::new(code.program(), target, self.n_threads, Some(&self.name))?.cpu_features;
         }
+        let dims = [self.rows.as_ref().or(self.dim.as_ref()), self.second.as_ref()];
         let mut build = json!({
             "name": self.name,
             "abi": 1,
@@ -213,8 +224,8 @@ impl Library {
             "target": target.name(),
             "cpu_features": features,
             "threads": self.n_threads,
-            "inputs": tensors_json(&self.inputs),
-            "outputs": tensors_json(&self.outputs),
+            "inputs": tensors_json(&self.inputs, dims),
+            "outputs": tensors_json(&self.outputs, dims),
             "tensor_bytes": model.plan().arena_bytes(),
             "constant_bytes": constants.n_bytes,
             "made_bytes": constants.made_bytes,
@@ -224,7 +235,7 @@ impl Library {
             |dim: &OpenDimension| json!({"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step});
         if let Some(dim) = &self.dim {
             let other = self.items.as_ref().filter(|items| *items != dim);
-            let all = std::iter::once(dim).chain(&self.rows).chain(other);
+            let all = std::iter::once(dim).chain(&self.rows).chain(&self.second).chain(other);
             build["dims"] = all.map(json).collect();
         }
         if let Some(members) = &self.sized {
@@ -236,7 +247,7 @@ impl Library {
             build["members"] = shapes.collect();
         }
         if !self.states.is_empty() {
-            build["states"] = json!(tensors_json(&self.states));
+            build["states"] = json!(tensors_json(&self.states, dims));
             build["appends"] = json!(model.plan().appends);
         }
         Ok(build)
@@ -364,8 +375,20 @@ impl Library {
             has_rows,
             has_pieces: self.has_pieces,
             has_members: self.sized.is_some(),
+            has_second: self.second.is_some(),
+            has_parts: self.has_parts,
             items_of: items_of(&self.items, &self.dim),
         }
+    }
+
+    /// Index of the second open dimension.
+    fn second_at(&self) -> usize {
+        1 + usize::from(self.rows.is_some())
+    }
+
+    /// Index of the dimension of the items.
+    fn items_at(&self) -> usize {
+        if self.items == self.dim { 0 } else { self.second_at() + usize::from(self.second.is_some()) }
     }
 
     /// Whether runs set a size.
@@ -447,7 +470,13 @@ fn tensors(plan: &Plan) -> [Vec<PlanTensor>; 2] {
     [of(Place::Input), of(Place::Output)]
 }
 
-fn tensors_json(tensors: &[PlanTensor]) -> Vec<Json> {
+/// Whether steps read parts of inputs that begin where a run says.
+fn has_parts(plan: &Plan) -> bool {
+    plan.tensors.iter().any(|tensor| tensor.start.is_some())
+}
+
+/// Descriptions of tensors; `dims` are the dimensions of [`tilewright_runtime::Sizes`].
+fn tensors_json(tensors: &[PlanTensor], dims: [Option<&OpenDimension>; 2]) -> Vec<Json> {
     let json = |tensor: &PlanTensor| {
         let mut json = json!({
             "name": tensor.name,
@@ -458,8 +487,9 @@ fn tensors_json(tensors: &[PlanTensor]) -> Vec<Json> {
         if tensor.in_items {
             json["items"] = json!(true);
         }
-        if let Some((axis, RunSize { factor, term, .. })) = tensor.open {
-            json["open"] = json!({"axis": axis, "factor": factor, "term": term});
+        if let Some((axis, RunSize { dim, factor, term, .. })) = tensor.open {
+            let name = dims[dim].map(|dim| &dim.name);
+            json["open"] = json!({"axis": axis, "factor": factor, "term": term, "dim": name});
         }
         json
     };
@@ -475,6 +505,8 @@ struct LibraryKind {
     has_rows: bool,
     has_pieces: bool,
     has_members: bool,
+    has_second: bool,
+    has_parts: bool,
     items_of: ItemsOf,
 }
 
@@ -499,7 +531,8 @@ fn items_of(items: &Option<OpenDimension>, dim: &Option<OpenDimension>) -> Items
 
 /// Lines of a template that are for all libraries or for this kind.
 fn of_kind(template: &'static str, kind: LibraryKind) -> String {
-    let LibraryKind { is_for_gpu, is_open, has_states, has_rows, has_pieces, has_members, items_of } = kind;
+    let LibraryKind { is_for_gpu, is_open, has_states, has_rows, has_pieces, has_members, .. } = kind;
+    let LibraryKind { has_second, has_parts, items_of, .. } = kind;
     let (has_items, is_pair) = (items_of != ItemsOf::Nothing, items_of == ItemsOf::Another);
     let kinds = [
         ("@GPU@", is_for_gpu),
@@ -515,6 +548,9 @@ fn of_kind(template: &'static str, kind: LibraryKind) -> String {
         ("@NOSTATE@", !has_states),
         ("@ROWS@", has_rows),
         ("@SIZES@", is_open && !has_members && !has_rows),
+        ("@SECOND@", has_second),
+        ("@PARTS@", has_parts),
+        ("@SECONDROWS@", has_second && has_rows),
         ("@PIECES@", has_pieces),
         ("@BATCHES@", has_pieces && has_items),
         ("@NOPIECES@", !has_pieces && !has_members),

@@ -14,11 +14,12 @@ pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
     let tag = format!("py3-none-manylinux2014_{}", library.arch().name());
     let package = of_kind(include_str!("../templates/package.py"), library.kind())
         .replace("@ORIGIN@", &format!("{:?}", library.origin.join("\n")))
-        .replace("@ITEMS_AT@", if library.rows.is_some() { "2" } else { "1" })
-        .replace("@SIZE_AT@", if library.rows.is_some() { "1" } else { "0" })
+        .replace("@ITEMS_AT@", &library.items_at().to_string())
+        .replace("@SECOND_AT@", &library.second_at().to_string())
+        .replace("@DIM_AT@", if library.rows.is_some() { "1" } else { "0" })
         .replace(
             "@AT_SIZE@",
-            if library.items.is_some() { "_of(_at(tensor, size), n_items)" } else { "_at(tensor, size)" },
+            if library.items.is_some() { "_of(_at(tensor, sizes), n_items)" } else { "_at(tensor, sizes)" },
         )
         .replace("@NAME@", name);
     let info = format!("{name}-{VERSION}.dist-info");

@@ -51,9 +51,10 @@ fn source(library: &Library) -> String {
         let mut n_at = match tensor.open {
             None if library.sized.is_some() => format!("self.member.lengths[{port}]"),
             None => n_item.to_string(),
-            Some((axis, RunSize { factor, term, .. })) => {
+            Some((axis, RunSize { dim, factor, term, .. })) => {
                 let row = n_item / tensor.shape[axis].max(1);
                 let size = if library.rows.is_some() { "rows" } else { "size" };
+                let size = if dim == 1 { "second" } else { size };
                 format!("{row} * ({factor} * self.{size} + {term}) as usize")
             }
         };
@@ -84,18 +85,20 @@ fn source(library: &Library) -> String {
             format!("//! let {}{} = vec![{zero}{}; {}];\n", mutable(p), p.name, p.ty, p.n_elements)
         })
         .collect();
-    let (rows, items) = (library.rows.as_ref(), library.items.as_ref());
+    let (rows, second, items) = (library.rows.as_ref(), library.second.as_ref(), library.items.as_ref());
     let set = |dim: &OpenDimension| format!("//! context.set_dim({:?}, {})?;\n", dim.name, dim.most);
     let example = format!(
         "{made}{}//! context.run({})?;",
-        rows.into_iter().chain(items).map(set).collect::<String>(),
+        rows.into_iter().chain(second).chain(items).map(set).collect::<String>(),
         joined(&all, &|p| format!("&{}{}", mutable(p), p.name))
     );
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
     let of_rows = |text: &dyn Fn(&OpenDimension) -> String| rows.map_or(String::new(), text);
+    let of_second = |text: &dyn Fn(&OpenDimension) -> String| second.map_or(String::new(), text);
     let of_items = |text: &dyn Fn(&OpenDimension) -> String| items.map_or(String::new(), text);
     let mut fields = "context, size: @FIRST@".to_owned();
     fields += if rows.is_some() { ", rows: @LEAST_ROWS@" } else { "" };
+    fields += if second.is_some() { ", second: @MOST_SECOND@" } else { "" };
     fields += if items.is_some() { ", items: @MOST_ITEMS@" } else { "" };
     let made_of_fields = format!("Ok(Context {{ {fields} }})");
     let text = of_kind(include_str!("../templates/lib.rs.txt"), library.kind())
@@ -123,14 +126,11 @@ fn source(library: &Library) -> String {
                 (if library.states.is_empty() { dim.most } else { dim.least }).to_string()
             }),
         )
-        .replace(
-            "@ITEMS_AT@",
-            match (items == library.dim.as_ref(), rows) {
-                (true, _) => "0",
-                (false, None) => "1",
-                (false, Some(_)) => "2",
-            },
-        )
+        .replace("@ITEMS_AT@", &library.items_at().to_string())
+        .replace("@SECOND_AT@", &library.second_at().to_string())
+        .replace("@SECOND_NAME@", &of_second(&|second| second.name.escape_default().to_string()))
+        .replace("@LEAST_SECOND@", &of_second(&|second| second.least.to_string()))
+        .replace("@MOST_SECOND@", &of_second(&|second| second.most.to_string()))
         .replace("@ITEMS_NAME@", &of_items(&|items| items.name.escape_default().to_string()))
         .replace("@LEAST_ITEMS@", &of_items(&|items| items.least.to_string()))
         .replace("@MOST_ITEMS@", &of_items(&|items| items.most.to_string()))

@@ -88,6 +88,8 @@ typedef struct net_step {
 @DIM@/* (factor * size + term) / divisor, rounded up to a multiple. */
 @DIM@typedef struct net_size {
 @DIM@    int64_t factor, term, divisor, multiple;
+@SECOND@    /* Whether the size is that of the second dimension. */
+@SECOND@    int64_t is_of_second;
 @DIM@} net_size;
 @RANGED@
 @PIECES@/* Steps that add a number of rows to states of so many items: a run of more rows is one piece after the other. */
@@ -368,6 +370,7 @@ struct net_context {
 @STATE@    char *own_states;
 @STATE@    void *states[NET_STATES];
 @DIM@    int64_t size;
+@SECOND@    int64_t second;
 @DIM@    int64_t sizes[NET_SIZES + 1];
 @MEMBER@    const net_member *member;
     net_worker workers[NET_THREADS];
@@ -512,7 +515,7 @@ static int net_make(net_context *context) {
 @RANGED@
 @DIM@static void net_take_size(net_context *context, int64_t size) {
 @DIM@    context->size = size;
-@DIM@    for (size_t i = 0; i != NET_SIZES; i++) context->sizes[i] = net_at(&net_sizes[i], size);
+@DIM@    for (size_t i = 0; i != NET_SIZES; i++) context->sizes[i] = net_at(&net_sizes[i], @SIZE@size);
 @DIM@}
 @RANGED@
 @STATE@static void net_place_state(net_context *context, size_t i, void *memory) {
@@ -550,6 +553,7 @@ static int net_make(net_context *context) {
 @RANGED@static const net_dimension *const net_all_dimensions[] = {
 @RANGED@    &net_the_dimension,
 @ROWS@    &net_of_rows,
+@SECOND@    &net_second_dimension,
 @PAIR@    &net_of_items,
 @RANGED@};
 @RANGED@
@@ -563,6 +567,10 @@ static int net_make(net_context *context) {
 @RANGED@    if (!net_begin_use(&context->owner)) return NET_BUSY;
 @RANGED@    if (dim == &net_the_dimension) net_take_size(context, size);
 @ROWS@    if (dim == &net_of_rows) context->n_rows = size;
+@SECOND@    if (dim == &net_second_dimension) {
+@SECOND@        context->second = size;
+@SECOND@        net_take_size(context, context->size);
+@SECOND@    }
 @PAIR@    if (dim == &net_of_items) context->n_items = size;
 @SOLE@    context->n_items = size;
 @RANGED@    net_end_use(&context->owner);
@@ -574,8 +582,8 @@ static int net_make(net_context *context) {
 @RANGED@    if (!context || !tensor || !shape) return NET_BAD_ARGUMENT;
 @RANGED@    const net_size *open = is_output ? &net_output_sizes[i] : &net_input_sizes[i];
 @RANGED@    for (int32_t at = 0; at < tensor->rank; at++)
-@ROWS@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->n_rows) : tensor->shape[at];
-@SIZES@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
+@ROWS@        shape[at] = tensor->shape[at] < 0 ? net_at(open, @OPEN@context->n_rows) : tensor->shape[at];
+@SIZES@        shape[at] = tensor->shape[at] < 0 ? net_at(open, @OPEN@context->size) : tensor->shape[at];
 @ITEMS@    if (is_output ? net_output_items[i] : net_input_items[i]) shape[0] = context->n_items;
 @RANGED@    return NET_OK;
 @RANGED@}
@@ -656,6 +664,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
     context->own_memory = own;
     context->scratch = scratch;
     context->process = getpid();
+@SECOND@    context->second = net_second_dimension.most;
 @RANGE@    net_take_size(context, net_the_dimension.most);
 @MEMBER@    context->member = net_members;
 @OPENED@    net_take_size(context, net_members->sizes[NET_OPENED]);
@@ -706,6 +715,7 @@ static int net_is_needed(const net_context *context, uint32_t guard) {
 @ROWS@    int is_input = address->base == NET_IN_INPUT;
 @ROWS@    const net_tensor *tensor = is_input ? &net_input_table[address->index] : &net_output_table[address->index];
 @ROWS@    const net_size *open = is_input ? &net_input_sizes[address->index] : &net_output_sizes[address->index];
+@SECONDROWS@    if (open->is_of_second) return 0;
 @ROWS@    size_t outer = (is_input ? net_input_outer : net_output_outer)[address->index];
 @ROWS@    size_t rows = (size_t)row + net_item_of_passed[passed] * (size_t)context->n_rows;
 @ROWS@    return open->factor ? tensor->bytes / outer / (size_t)net_of_rows.most * rows : 0;
@@ -735,6 +745,7 @@ static int net_is_needed(const net_context *context, uint32_t guard) {
         char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
 @ROWS@        start += net_bytes_before(context, i, row);
 @APART@        start += net_bytes_before(context, address, item);
+@PARTS@        if (net_start_of_passed[i]) start += context->sizes[net_start_of_passed[i] - 1];
         context->addresses[net_passed[i]] = start + address->offset;
     }
     net_runtime alone = {NULL, net_in_order}, together = net_together(context);

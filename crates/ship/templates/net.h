@@ -131,6 +131,7 @@ int net_create(const net_options *options, net_context **context);
 @ALONE@/* Says how much the states have that are bound; runs say so themselves. Allocates nothing. */
 @ROWS@/* Says how many rows, such as tokens, the runs that follow add to states: dimension 1, until then the fewest. Or how
 @ROWS@ * much the states have that are bound, dimension 0; runs say so themselves. Allocates nothing. */
+@SECOND@/* The next dimension is a length of inputs, beside that of states; until it is set it is the largest. */
 @SIZED@/* Sets the size of a dimension for the runs of a context that follow; until then it is the largest. Allocates
 @SIZED@ * nothing. */
 @PAIR@/* The last dimension is the number of items of a run, which the inputs and outputs of that first dimension have. */

@@ -98,12 +98,11 @@ def _output(tensor):
     return ctypes.addressof(held), held, value
 
 
-@RANGED@def _size(inputs):
-@RANGED@    """The size of the open dimension that arrays have; the largest where none of them has it."""
-@RANGED@    dim = build["dims"][@SIZE_AT@]
+@RANGED@def _size(inputs, dim):
+@RANGED@    """The size of an open dimension that arrays have; the largest where none of them has it."""
 @RANGED@    found = None
 @RANGED@    for tensor, value in zip(build["inputs"], inputs):
-@RANGED@        if "open" not in tensor:
+@RANGED@        if "open" not in tensor or tensor["open"]["dim"] != dim["name"]:
 @RANGED@            continue
 @RANGED@        axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
 @RANGED@        shape = getattr(value, "shape", None)
@@ -139,14 +138,14 @@ def _output(tensor):
 @ITEMS@    return {**tensor, "shape": shape, "bytes": tensor["bytes"] // tensor["shape"][0] * n_items}
 @ITEMS@
 @ITEMS@
-@RANGED@def _at(tensor, size):
-@RANGED@    """A tensor at a size of the open dimension."""
+@RANGED@def _at(tensor, sizes):
+@RANGED@    """A tensor at sizes of open dimensions, by their names."""
 @RANGED@    if "open" not in tensor:
 @RANGED@        return tensor
 @RANGED@    axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
 @RANGED@    shape = list(tensor["shape"])
 @RANGED@    n_bytes = tensor["bytes"] // max(shape[axis], 1)
-@RANGED@    shape[axis] = factor * size + term
+@RANGED@    shape[axis] = factor * sizes[tensor["open"]["dim"]] + term
 @RANGED@    return {**tensor, "shape": shape, "bytes": n_bytes * shape[axis]}
 @RANGED@
 @RANGED@
@@ -211,9 +210,12 @@ class Context:
             raise Error(f"there are {len(build['inputs'])} inputs, {len(inputs)} were given")
 @FIXED@        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
 @FIXED@        made = [_output(tensor) for tensor in build["outputs"]]
-@RANGE@        size = _size(inputs)
+@RANGE@        size = _size(inputs, build["dims"][0])
 @ALONE@        size = self.past
-@ROWS@        size = _size(inputs)
+@ROWS@        size = _size(inputs, build["dims"][1])
+@RANGED@        sizes = {build["dims"][@DIM_AT@]["name"]: size}
+@SECOND@        second = _size(inputs, build["dims"][@SECOND_AT@])
+@SECOND@        sizes[build["dims"][@SECOND_AT@]["name"]] = second
 @ITEMS@        n_items = _items(inputs)
 @MEMBER@        member = _member(inputs)
 @MEMBER@        given = [_input(tensor, value) for tensor, value in zip(_of(member, "inputs"), inputs)]
@@ -227,6 +229,7 @@ class Context:
 @MEMBER@            for at, size in enumerate(member["sizes"]):
 @MEMBER@                _check(_library.net_set_dim(self._context, at, size))
 @ROWS@            _check(_library.net_set_dim(self._context, 1, size))
+@SECOND@            _check(_library.net_set_dim(self._context, @SECOND_AT@, second))
 @PAIR@            _check(_library.net_set_dim(self._context, @ITEMS_AT@, n_items))
 @SOLE@            _check(_library.net_set_dim(self._context, 0, n_items))
             _check(_library.net_run(self._context, addresses(given), addresses(made)))

@@ -10,10 +10,10 @@ use tilewright_ir::Target;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
 use tilewright_model::{CompileOptions, PartOptions};
 use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
-use tilewright_runtime::{OpenDimension, SharedPool};
+use tilewright_runtime::SharedPool;
 
 use super::bench_args::{self, BenchArgs};
-use super::model::{KnownKernels, ModelArgs};
+use super::model::{KnownKernels, ModelArgs, OpenDims};
 use super::worker_command;
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
@@ -87,6 +87,9 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
 /// Number of sizes of an open dimension at which a model is measured.
 const N_SIZES: usize = 8;
 
+/// Number of sizes of a second open dimension, beside a past, at which a model is measured.
+const N_SECOND: usize = 3;
+
 /// Model with an open dimension.
 struct OpenModel<'a> {
     path: &'a Path,
@@ -100,7 +103,7 @@ impl OpenModel<'_> {
     fn run(
         &self,
         args: &BenchArgs,
-        (dim, items): (OpenDimension, Option<OpenDimension>),
+        open: OpenDims,
         peers: &[&'static ModelPeerSpec],
         as_json: bool,
     ) -> anyhow::Result<()> {
@@ -128,15 +131,22 @@ impl OpenModel<'_> {
         let numbers: Vec<Option<(&str, i64)>> = if pieces.is_none() { vec![None] } else { numbers.collect() };
         let mut sizes = Vec::new();
         for tokens in numbers {
-            let dim = file.dim_behind(dim.clone(), tokens)?;
+            let dim = file.dim_behind(open.dim.clone(), tokens)?;
             sizes.extend(dim.spread(N_SIZES).into_iter().map(|size| (tokens, size)));
         }
+        // Short and long inputs beside a past.
+        let seconds = open.second.as_ref().map_or(vec![None], |second| {
+            second.spread(N_SECOND).into_iter().map(|size| Some((second, size))).collect()
+        });
+        let sizes = seconds.into_iter().flat_map(|second| sizes.iter().map(move |size| (second, *size)));
         let (mut rows, mut text) = (Vec::new(), String::new());
         // For a batch, the maximum number of items, so that each size has inputs for all of them.
+        let (dim, items) = (&open.dim, &open.items);
         let whole = items.as_ref().map_or_else(|| file.clone(), |items| file.at(items, items.most));
         let of_items = items.as_ref().map_or(String::new(), |items| format!("{}={}, ", items.name, items.most));
-        for (tokens, size) in sizes {
-            let own = whole.with_tokens(tokens).at(&dim, size);
+        for (second, (tokens, size)) in sizes {
+            let own = second.map_or_else(|| whole.clone(), |(second, size)| whole.at(second, size));
+            let own = own.with_tokens(tokens).at(dim, size);
             let (inputs, special) = (own.inputs(model, &[])?, own.supported(model)?);
             let request = ModelBenchRequest {
                 path,
@@ -152,7 +162,8 @@ impl OpenModel<'_> {
             };
             let measured = bench_model(&request, None, &message)?;
             let taken = tokens.map_or(String::new(), |(name, n)| format!("{name}={n} "));
-            let head = one_line(&format!("{taken}{of_items}{}={size}", dim.name));
+            let beside = second.map_or(String::new(), |(second, size)| format!("{}={size}, ", second.name));
+            let head = one_line(&format!("{taken}{of_items}{beside}{}={size}", dim.name));
             text += &format!("{head}\n{}", measured.text(path, &args.machine.place()));
             for row in &measured.rows {
                 let mut row = json!(row);
@@ -160,8 +171,11 @@ impl OpenModel<'_> {
                 if let Some((_, n)) = tokens {
                     row["tokens"] = json!(n);
                 }
-                if let Some(items) = &items {
+                if let Some(items) = items {
                     row["items"] = json!(items.most);
+                }
+                if let Some((_, size)) = second {
+                    row["second"] = json!(size);
                 }
                 rows.push(row);
             }

@@ -13,8 +13,8 @@ use tilewright_graph::{
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{
-    CompileError, CompileOptions, Compiled, Fused, Given, MOST_NETS, OpenError, all_inputs, compile_known, feed,
-    n_combinations, open_batches, open_beside, open_items, open_or_repeat, open_pieces, open_sized, read_model,
+    CompileError, CompileOptions, Compiled, DecoderDims, Fused, Given, MOST_NETS, OpenError, all_inputs, compile_known,
+    feed, n_combinations, open_beside, open_decoder, open_items, open_or_repeat, open_sized, read_model,
 };
 use tilewright_runtime::OpenDimension;
 
@@ -67,6 +67,23 @@ pub struct BindingArgs {
     ahead: bool,
 }
 
+/// Open dimensions of a model.
+pub struct OpenDims {
+    /// Dimension that most of the model depends on; the past of a language model, if it has one.
+    pub dim: OpenDimension,
+    /// Length of inputs beside a past, such as that of an encoder's states.
+    pub second: Option<OpenDimension>,
+    /// Batch of items that have the other dimensions.
+    pub items: Option<OpenDimension>,
+}
+
+impl OpenDims {
+    /// All but the first one.
+    pub fn others(&self) -> impl Iterator<Item = &OpenDimension> {
+        self.items.iter().chain(&self.second)
+    }
+}
+
 impl BindingArgs {
     /// Whether nothing is bound.
     pub fn is_empty(&self) -> bool {
@@ -100,30 +117,37 @@ impl BindingArgs {
     /// Open dimensions, as given: their sizes are set by each run.
     ///
     /// # Errors
-    /// Bad input if there are more than two, or a range is malformed.
+    /// Bad input if a range is malformed.
     fn ranges(&self) -> anyhow::Result<Vec<OpenDimension>> {
-        let texts: Vec<&String> = self.dim.iter().filter(|text| is_range(text)).collect();
-        if let [first, second, third, ..] = &texts[..] {
-            return Err(bad_input(format!("--dim {third}: {first} and {second} are open already (give a number)")));
-        }
-        texts.into_iter().map(|text| range_of(text)).collect()
+        self.dim.iter().filter(|text| is_range(text)).map(|text| range_of(text)).collect()
     }
 
-    /// Open dimension, if any, followed by a second one, if there are two: that of a batch whose items have
-    /// any size, if one of them is a batch.
+    /// Open dimensions, if any.
     ///
     /// # Errors
-    /// As [`BindingArgs::ranges`].
-    pub fn open_dims(&self, graph: &Graph) -> anyhow::Result<Option<(OpenDimension, Option<OpenDimension>)>> {
-        let [first, second] = match &self.ranges()?[..] {
-            [] => return Ok(None),
-            [dim] => return Ok(Some((dim.clone(), None))),
-            [first, second, ..] => [first.clone(), second.clone()],
+    /// As [`BindingArgs::ranges`], and bad input if there are too many.
+    pub fn open_dims(&self, graph: &Graph) -> anyhow::Result<Option<OpenDims>> {
+        let ranges = self.ranges()?;
+        let is_batch = |batch: &OpenDimension| {
+            let mut others = ranges.iter().filter(|other| *other != batch);
+            ranges.len() > 1 && others.all(|other| is_batch_of(graph, batch, other))
         };
-        Ok(Some(match is_batch_of(graph, &second, &first) && !is_batch_of(graph, &first, &second) {
-            true => (first, Some(second)),
-            false => (second, Some(first)),
-        }))
+        let items = ranges.iter().find(|dim| is_batch(dim));
+        let rest: Vec<&OpenDimension> = ranges.iter().filter(|dim| Some(*dim) != items).collect();
+        let (dim, second, items) = match (&rest[..], past_of(graph, &rest)) {
+            ([], _) => return Ok(None),
+            ([dim], _) => (*dim, None, items),
+            ([first, second], Some(past)) if past == *first => (*first, Some(*second), items),
+            ([first, second], Some(_)) => (*second, Some(*first), items),
+            ([first, second], None) if items.is_none() => (*second, None, Some(*first)),
+            _ => {
+                let texts: Vec<&str> = self.dim.iter().filter(|text| is_range(text)).map(String::as_str).collect();
+                let (text, known) = texts.split_last().expect("there are ranges");
+                let known = known.join(" and ");
+                return Err(bad_input(format!("--dim {text}: {known} are open already (give a number)")));
+            }
+        };
+        Ok(Some(OpenDims { dim: dim.clone(), second: second.cloned(), items: items.cloned() }))
     }
 
     /// Renames dimensions that a binding joins to the name of the first one.
@@ -265,15 +289,22 @@ fn is_past(graph: &Graph, dim: &OpenDimension) -> bool {
     inputs.into_iter().any(|dims| matches!(dims, [_, _, DimOfModel::Named(name), _] if *name == dim.name))
 }
 
-/// Hint that a mask hides the end of one of the dimensions, if there is one.
-fn masked_hint(graph: &Graph, dims: [&OpenDimension; 2]) -> Option<String> {
-    let masks = graph.inputs.iter().map(|&id| graph.value(id)).filter(|value| value.name.ends_with("attention_mask"));
-    let length = |value: &Value| match value.declared.as_ref()?.dims.as_deref()? {
-        [_, DimOfModel::Named(name)] if dims.iter().any(|dim| dim.name == *name) => Some(name.clone()),
-        _ => None,
+/// Dimension that is the length of a cache, where another one is a length of other inputs beside it: the one
+/// that begins at 0, or the only one that is a dimension of caches alone.
+fn past_of<'d>(graph: &Graph, dims: &[&'d OpenDimension]) -> Option<&'d OpenDimension> {
+    let inputs = || graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_deref());
+    let has = |dims: &[DimOfModel], dim: &OpenDimension| {
+        dims.iter().any(|own| matches!(own, DimOfModel::Named(name) if *name == dim.name))
     };
-    let mut found = masks.filter_map(|value| Some((length(value)?, value.name.clone())));
-    found.next().map(|(dim, mask)| format!("give {dim} its largest number, and hide the rest by {mask}"))
+    let only = |fits: &dyn Fn(&OpenDimension) -> bool| {
+        let mut found = dims.iter().copied().filter(|dim| is_past(graph, dim) && fits(dim));
+        found.next().filter(|_| found.next().is_none())
+    };
+    let is_of_caches = |dim: &OpenDimension| inputs().all(|dims| dims.len() == 4 || !has(dims, dim));
+    // Height and width are dimensions of the same input.
+    let are_apart = inputs().all(|own| dims.iter().filter(|dim| has(own, dim)).count() <= 1);
+    are_apart.then_some(())?;
+    only(&|dim| dim.least == 0).or_else(|| only(&is_of_caches))
 }
 
 /// Names of the dimensions that a binding joins.
@@ -487,11 +518,11 @@ impl ModelArgs {
         Ok(fused)
     }
 
-    /// Open dimension, if any, and the second one, of a batch.
+    /// Open dimensions, if any.
     ///
     /// # Errors
     /// As [`BindingArgs::open_dims`].
-    pub fn open_dims(&self, graph: &Graph) -> anyhow::Result<Option<(OpenDimension, Option<OpenDimension>)>> {
+    pub fn open_dims(&self, graph: &Graph) -> anyhow::Result<Option<OpenDims>> {
         self.bindings.open_dims(graph)
     }
 
@@ -525,9 +556,9 @@ impl ModelArgs {
         let pieces = self.pieces()?;
         let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.last()?)));
         let whole = self.with_tokens(tokens);
-        let Some((dim, items)) = self.open_dims(graph)? else { return Ok(whole) };
-        let dim = self.dim_behind(dim, tokens)?;
-        Ok(items.iter().fold(whole, |whole, items| whole.at(items, items.most)).at(&dim, dim.most))
+        let Some(open) = self.open_dims(graph)? else { return Ok(whole) };
+        let dim = self.dim_behind(open.dim.clone(), tokens)?;
+        Ok(open.others().fold(whole, |whole, other| whole.at(other, other.most)).at(&dim, dim.most))
     }
 
     /// Part of the model ahead of nodes whose shapes depend on the data.
@@ -579,14 +610,14 @@ impl ModelArgs {
     /// # Errors
     /// Bad input if something is not supported in a run, or a dimension cannot be open.
     pub fn lowered(&self, model: &Model, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
-        let Some((dim, items)) = self.open_dims(&model.graph)? else {
+        let Some(open) = self.open_dims(&model.graph)? else {
             return self.fused(&self.supported(model)?.graph, rounding, target);
         };
-        let opened = self.opened(model, (&dim, items.as_ref()), rounding, target);
-        if self.pieces()?.is_some() {
+        let opened = self.opened(model, &open, rounding, target);
+        if self.pieces()?.is_some() || open.second.is_some() && opened.is_ok() {
             return opened;
         }
-        let dims: Vec<OpenDimension> = items.into_iter().chain([dim]).collect();
+        let dims: Vec<OpenDimension> = open.others().chain([&open.dim]).cloned().collect();
         let n = n_combinations(&dims);
         let refused = match opened {
             Ok(made) if !(made.has_open_rows() || made.has_open_loops()) || n > MOST_NETS => return Ok(made),
@@ -598,7 +629,10 @@ impl ModelArgs {
         if let [dim] = &dims[..] {
             // Items of a batch of so many are apart where a batch of any number has them so.
             let mut batches = fixed_batches(&self.bindings.bindings()?, &model.graph).into_iter();
-            let made = batches.find_map(|items| self.opened(model, (dim, Some(&items)), rounding, target).ok());
+            let made = batches.find_map(|items| {
+                let open = OpenDims { dim: dim.clone(), second: None, items: Some(items) };
+                self.opened(model, &open, rounding, target).ok()
+            });
             if let Some(made) = made {
                 return Ok(made);
             }
@@ -654,14 +688,15 @@ impl ModelArgs {
         Ok(made)
     }
 
-    /// Fuses a model with a net for all sizes of its open dimensions, a batch after the other one.
+    /// Fuses a model with a net for all sizes of its open dimensions.
     fn opened(
         &self,
         model: &Model,
-        (dim, items): (&OpenDimension, Option<&OpenDimension>),
+        open: &OpenDims,
         rounding: KernelRounding,
         target: &Target,
     ) -> anyhow::Result<Fused> {
+        let (dim, items) = (&open.dim, open.items.as_ref());
         let lower = |file: ModelArgs| file.fused(&file.supported(model)?.graph, rounding, target);
         // A failure at only some sizes is an error of the range.
         let sized = |size: i64| {
@@ -673,36 +708,29 @@ impl ModelArgs {
                 bad_input(format!("{error}, at {}={size} ({hint})", dim.name))
             })
         };
-        let file_of = |n_items: i64, n: Option<i64>, name: &str, size: i64| {
-            let file = n.map_or_else(|| self.clone(), |n| self.with_tokens(Some((name, n))));
-            items.map_or_else(|| file.clone(), |items| file.at(items, n_items)).at(dim, size)
-        };
-        let made = match (self.pieces()?, items) {
-            (None, None) => open_or_repeat::<anyhow::Error>(dim, sized),
-            (_, Some(items)) if !is_batch_of(&model.graph, items, dim) => Err(bad_input(one_line(&format!(
+        let rows = self.pieces()?;
+        let is_decoder = rows.is_some() || open.second.is_some() || items.is_some() && is_past(&model.graph, dim);
+        let made = match items {
+            Some(items) if !is_batch_of(&model.graph, items, dim) => Err(bad_input(one_line(&format!(
                 "{} and {} cannot both be open for any size: one would have to be a batch, the first dimension of \
-                 inputs, and the other one behind it ({})",
-                items.name,
-                dim.name,
-                masked_hint(&model.graph, [items, dim]).unwrap_or("give one a number".to_owned())
+                 inputs, and the other one behind it, or a past (give one a number)",
+                items.name, dim.name,
             )))),
             // Each item of a cache has its own past.
-            (None, Some(items)) if is_past(&model.graph, dim) => {
-                open_batches::<anyhow::Error>(items, dim, None, |n_items, _, size| {
-                    lower(file_of(n_items, None, "", size))
+            _ if is_decoder => {
+                let rows = rows.as_ref().map(|(name, numbers)| (name.as_str(), &numbers[..]));
+                let dims = DecoderDims { past: dim, second: open.second.as_ref(), items, rows };
+                open_decoder::<anyhow::Error>(dims, |sizes| {
+                    let tokens = rows.zip(sizes.rows).map(|((name, _), n)| (name, n));
+                    let others = open.items.iter().zip(sizes.items).chain(open.second.iter().zip(sizes.second));
+                    let file = others.fold(self.with_tokens(tokens), |file, (other, size)| file.at(other, size));
+                    lower(file.at(dim, sizes.past))
                 })
             }
-            (None, Some(items)) => open_items::<anyhow::Error>(items, dim, |[n, size], varying| {
+            None => open_or_repeat::<anyhow::Error>(dim, sized),
+            Some(items) => open_items::<anyhow::Error>(items, dim, |[n, size], varying| {
                 let file = self.at(items, n).at(dim, size);
                 lower(ModelArgs { bindings: BindingArgs { open: Some(varying.name.clone()), ..file.bindings }, ..file })
-            }),
-            (Some((name, numbers)), Some(items)) => {
-                open_batches::<anyhow::Error>(items, dim, Some((&name, &numbers)), |n_items, n, size| {
-                    lower(file_of(n_items, n, &name, size))
-                })
-            }
-            (Some((name, numbers)), None) => open_pieces::<anyhow::Error>(dim, &name, &numbers, |n, size| {
-                lower(self.with_tokens(Some((&name, n))).at(dim, size))
             }),
         };
         made.map_err(|error| match error.downcast::<OpenError>() {

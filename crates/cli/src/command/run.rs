@@ -116,15 +116,14 @@ impl RunArgs {
         given: &[(String, Tensor)],
         tokens: Option<(&str, i64)>,
     ) -> anyhow::Result<Vec<Vec<(OpenDimension, i64)>>> {
-        let Some((dim, items)) = self.model.open_dims(&model.graph)? else {
+        let Some(open) = self.model.open_dims(&model.graph)? else {
             return match self.at.is_empty() {
                 true => Ok(Vec::new()),
                 false => Err(bad_input("--at is for a model with an open dimension (give --dim NAME=LEAST..MOST)")),
             };
         };
-        let dim = self.model.dim_behind(dim, tokens)?;
-        let names: Vec<&str> =
-            [Some(&dim), items.as_ref()].into_iter().flatten().map(|dim| dim.name.as_str()).collect();
+        let dim = self.model.dim_behind(open.dim.clone(), tokens)?;
+        let names: Vec<&str> = [&dim].into_iter().chain(open.others()).map(|dim| dim.name.as_str()).collect();
         let name_of = |text: &String| text.rsplit_once('=').map(|(name, _)| name.to_owned());
         if let Some(name) = self.at.iter().filter_map(name_of).find(|name| !names.contains(&name.as_str())) {
             let known = names.join(" and ");
@@ -132,14 +131,14 @@ impl RunArgs {
         }
         let of_inputs = self.model.size_of(&dim, &model.graph, given)?;
         let sizes = self.sizes_of(&dim, self.asked(&dim, true)?, of_inputs, N_SIZES)?;
-        let Some(items) = items else {
-            return Ok(sizes.into_iter().map(|size| vec![(dim.clone(), size)]).collect());
-        };
-        let of_inputs = self.model.size_of(&items, &model.graph, given)?;
-        let numbers = self.sizes_of(&items, self.asked(&items, false)?, of_inputs, 2)?;
-        let pair = |n: i64| sizes.iter().map(move |size| (n, *size));
-        let pairs = numbers.into_iter().flat_map(pair);
-        Ok(pairs.map(|(n, size)| vec![(items.clone(), n), (dim.clone(), size)]).collect())
+        let mut all: Vec<Vec<(OpenDimension, i64)>> = sizes.into_iter().map(|size| vec![(dim.clone(), size)]).collect();
+        for other in open.others() {
+            let of_inputs = self.model.size_of(other, &model.graph, given)?;
+            let numbers = self.sizes_of(other, self.asked(other, false)?, of_inputs, 2)?;
+            let with = |n: i64| all.iter().map(move |own| [&[(other.clone(), n)], &own[..]].concat());
+            all = numbers.into_iter().flat_map(with).collect();
+        }
+        Ok(all)
     }
 }
 

@@ -136,9 +136,11 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         // Of several numbers of tokens per run, the smallest is the most common.
         let pieces = file.pieces()?;
         let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.first()?)));
-        let largest = file.open_dims(&model.graph)?.map(|(dim, items)| {
+        let largest = file.open_dims(&model.graph)?.map(|open| {
             let whole = file.with_tokens(tokens);
-            items.iter().fold(whole, |whole, items| whole.at(items, items.least)).at(&dim, dim.most)
+            let whole = open.items.iter().fold(whole, |whole, items| whole.at(items, items.least));
+            let whole = open.second.iter().fold(whole, |whole, second| whole.at(second, second.most));
+            whole.at(&open.dim, open.dim.most)
         });
         let inputs = largest.as_ref().unwrap_or(&file).inputs(&model, &[])?;
         let whole = ConfiguredModel::known(plain, target, threads, &database.records()?)

@@ -65,6 +65,9 @@ pub(crate) struct Open {
     /// Number of times that the workload's kernel is repeated, the range of that number, and which arguments
     /// advance with each repetition.
     pub(crate) each: Option<(RunSize, SizeRange, Vec<bool>)>,
+    /// Number of times that the workload's kernel is executed, each on the next matrix of a batch, if its
+    /// second operand is read in the caller's memory, where the batch is ahead of an open dimension.
+    pub(crate) apart: Option<i64>,
     /// Number of elements of each input and the output that the code assumes, as other pieces of a run have
     /// more rows; empty if it assumes no more than there are.
     pub(crate) rooms: Vec<i64>,
@@ -83,6 +86,11 @@ impl Kernel {
     /// more than there are.
     pub(crate) fn room(&self, argument: usize) -> Option<usize> {
         self.open.as_ref().and_then(|open| open.rooms.get(argument)).map(|n| *n as usize)
+    }
+
+    /// Number of matrices of its second operand that it reads one by one in the caller's memory.
+    pub(crate) fn apart(&self) -> Option<i64> {
+        self.open.as_ref().and_then(|open| open.apart)
     }
 
     /// Sizes of its code, in order.

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use tilewright_ir::op::Structure;
 use tilewright_runtime::RunSize;
 
-use super::{WHOLE_VECTORS, is_in_rows};
+use super::{OpenNet, WHOLE_VECTORS, is_in_rows};
 use crate::branches::conditions;
 use crate::fuse::{Fused, Kernel, Step};
 use crate::net::ValueId;
@@ -62,7 +62,8 @@ impl Fused {
     /// Finds the steps that process several items of a net for any number of items; `None` if there are no
     /// such steps, or a number of steps depends on the run.
     pub(crate) fn groups(&self, places: &Places) -> Option<Groups> {
-        let open = self.open.as_ref().filter(|open| open.dim.step == 1 && open.dim.least >= 1)?;
+        let is_alone = |open: &&OpenNet| open.second.is_none() && open.dim.step == 1 && open.dim.least >= 1;
+        let open = self.open.as_ref().filter(is_alone)?;
         let items = self.items.as_ref().filter(|items| items.dim != open.dim)?;
         let is_known = |step: &Step| matches!(step, Step::Kernel(_) | Step::Part { .. } | Step::Join { .. });
         let is_straight = self.steps.iter().all(is_known) && conditions(self, places).iter().all(Vec::is_empty);
@@ -127,7 +128,7 @@ impl Fused {
             let value = self.net.value(root);
             if turns.len() > 1 && value.constant.is_none() && !groups.values.contains_key(&root) {
                 let n_bytes = (value.n_bytes() as usize).next_multiple_of(LINE);
-                let pitch = RunSize { factor: 0, term: n_bytes as i64, divisor: 1, multiple: 1 };
+                let pitch = RunSize::constant(n_bytes as i64);
                 groups.values.insert(root, pitch);
             }
         }

@@ -9,7 +9,7 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{Cond, TreePart as Part};
 use tilewright_runtime::{OpenDimension, RunSize};
 
-use super::{OpenError, OpenNet, SizeComparison, probes};
+use super::{OpenError, OpenNet, Probes, SizeComparison, probes};
 use crate::fuse::{Fused, Items};
 use crate::net::{Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId};
 
@@ -32,7 +32,7 @@ pub fn open_items<E: From<OpenError>>(
         let why = "has inputs or outputs of a fraction of the size beside a batch".to_owned();
         return Err(OpenError::Node { node: "the model".to_owned(), why, name: dim.name.clone() }.into());
     }
-    let size = probes(dim).map_or(dim.most, |[size, _]| size);
+    let size = probes(dim, &[]).map_or(dim.most, |[size, _]| size);
     let ports = ports_of_items(items, |n| lower([n, size], items))?;
     has_items(&mut whole, items, ports)?;
     whole.clone().open_kernels()?;
@@ -79,7 +79,7 @@ pub fn open_or_repeat<E: From<OpenError>>(
     }
     let axes = whole.net.values.iter().map(|value| vec![None; value.shape.len()]).collect();
     let (sizes, numbers, longer) = Default::default();
-    whole.open = Some(OpenNet { dim: dim.clone(), axes, sizes, numbers, longer });
+    whole.open = Some(OpenNet { dim: dim.clone(), second: None, axes, sizes, numbers, longer });
     has_items(&mut whole, dim, ports).map_err(|_| refused)?;
     Ok(whole)
 }
@@ -90,18 +90,20 @@ fn ports_of_items<E: From<OpenError>>(
     items: &OpenDimension,
     mut lower: impl FnMut(i64) -> Result<Fused, E>,
 ) -> Result<Vec<bool>, E> {
-    let several = OpenDimension { name: items.name.clone(), least: FEWEST, most: MOST, step: 1 };
-    let at = probes(&several).expect("invariant: there are sizes between");
-    let (probes, most) = ([lower(at[0])?, lower(at[1])?], lower(MOST)?);
-    Ok(SizeComparison { dim: &several, at, probes: [&probes[0], &probes[1]], whole: &most }.items()?)
+    let several = [OpenDimension { name: items.name.clone(), least: FEWEST, most: MOST, step: 1 }];
+    let probes = Probes::new(&several).expect("invariant: there are sizes between");
+    let mut nets = probes.sizes().map(|sizes| lower(sizes[0])).collect::<Result<Vec<Fused>, E>>()?;
+    let whole = nets.pop().expect("invariant: the largest is last");
+    Ok(SizeComparison { probes: &probes, nets: &nets, whole: &whole }.items()?)
 }
 
 impl SizeComparison<'_> {
     /// Whether each input, and then each output, has a part for each item.
     fn items(&self) -> Result<Vec<bool>, OpenError> {
         let net = &self.whole.net;
+        let dim = &self.probes.dims[0];
         let refuse = |node: &str, why: &str| {
-            let (node, why, name) = (node.to_owned(), why.to_owned(), self.dim.name.clone());
+            let (node, why, name) = (node.to_owned(), why.to_owned(), dim.name.clone());
             Err(OpenError::Node { node, why, name })
         };
         self.nodes()?;
@@ -122,14 +124,14 @@ impl SizeComparison<'_> {
                 _ => return refuse(&self.node_of(ValueId(at)), "has items that are not apart"),
             });
         }
-        let mut placed = Placed { net, axes: of_values, outer: vec![1; net.values.len()], n: self.dim.most };
+        let mut placed = Placed { net, axes: of_values, outer: vec![1; net.values.len()], n: dim.most };
         let constants = net.values.iter().enumerate().filter_map(|(at, value)| Some((at, value.constant.as_ref()?)));
         for (at, constant) in constants.chain(same.iter().map(|(id, constant)| (id.0, constant))) {
             if !placed.is_apart(ValueId(at), constant) {
                 return refuse(&self.node_of(ValueId(at)), "computes with the number of each item");
             }
         }
-        if let Some(node) = placed.place(&self.probes[0].net.nodes) {
+        if let Some(node) = placed.place(&self.nets[0].net.nodes) {
             return refuse(&node.origin, "computes with several items");
         }
         let port = |id: &ValueId| match (placed.axes[id.0], axes[id.0].first()) {

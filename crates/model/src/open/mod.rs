@@ -1,9 +1,9 @@
-//! Models with an open (dynamic) dimension, whose size each run gives.
+//! Models with open (dynamic) dimensions, whose sizes each run gives.
 //!
 //! There is no symbolic inference: the model is lowered at a few sizes, and the results are compared. Numbers
-//! that differ, such as those of shapes, must be affine in the size; everything else must be equal. The
-//! result is the net of the largest size: tensors have the layout for that size, and kernels process only the
-//! part for the size of a run, by their number of rows or within rows.
+//! that differ, such as those of shapes, must be affine in the size of one dimension; everything else must be
+//! equal. The result is the net of the largest sizes: tensors have the layout for these, and kernels process
+//! only the part for the sizes of a run, by their number of rows or within rows.
 
 mod columns;
 mod groups;
@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 
 use tilewright_graph::{Tensor, TensorType};
 use tilewright_ir::gcd;
-use tilewright_ir::op::{Contraction, SizeRange, Structure, Window, WorkloadError};
+use tilewright_ir::op::{Contraction, Epilogue, Heads, Operand, SizeRange, Structure, Window, Workload, WorkloadError};
 use tilewright_runtime::{OpenDimension, RunSize};
 
 use crate::fuse::{Fused, Kernel, Moving, Open, Step, Steps, nest, open_nest};
@@ -29,7 +29,7 @@ pub(crate) use self::columns::{exchange_columns, has_open_columns};
 pub(crate) use self::groups::Groups;
 pub use self::items::{open_items, open_or_repeat};
 use self::pieces::rooms;
-pub use self::pieces::{open_batches, open_pieces};
+pub use self::pieces::{DecoderDims, PieceSizes, open_decoder, open_pieces};
 pub use self::sized::{MOST_NETS, n_combinations, open_beside, open_sized};
 
 /// Multiple of columns that products with open columns compute: whole vectors on every machine. Columns
@@ -87,16 +87,18 @@ pub enum OpenError {
     },
 }
 
-/// Open (dynamic) dimension of a net.
+/// Open (dynamic) dimensions of a net.
 #[derive(Debug, Clone)]
 pub struct OpenNet {
     /// Name and range of the dimension.
     pub dim: OpenDimension,
-    /// Dimensions of each value that depend on it.
+    /// Name and range of a second one, if any.
+    pub second: Option<OpenDimension>,
+    /// Dimensions of each value that depend on one of them.
     pub(crate) axes: Vec<Vec<Option<RunSize>>>,
     /// Open sizes of products and convolutions, by their results.
     sizes: SizesOf,
-    /// Values whose elements are numbers that depend on the size.
+    /// Values whose elements are numbers that depend on a size.
     numbers: Vec<(ValueId, Vec<RunSize>)>,
     /// Lengths of rows that are longer in memory than at the largest size.
     longer: HashMap<ValueId, i64>,
@@ -113,14 +115,15 @@ pub(crate) fn are_counted(sizes: &[RunSize]) -> bool {
 }
 
 /// Sizes of a dimension at which a model is lowered besides the largest: odd ones in the upper half of the
-/// range, which other dimensions of the model are unlikely to have by chance.
-fn probes(dim: &OpenDimension) -> Option<[i64; 2]> {
+/// range, which other dimensions of the model are unlikely to have by chance; `others` are known sizes of
+/// these.
+fn probes(dim: &OpenDimension, others: &[i64]) -> Option<[i64; 2]> {
     let is_prime = |n: i64| n > 2 && (2..n).take_while(|d| d * d <= n).all(|d| n % d != 0);
     let inside = || (dim.least..dim.most).filter(|&size| dim.has(size) && size > 1);
     let pick = |wanted: f64, other: Option<i64>| {
         let goal = dim.least + ((dim.most - dim.least) as f64 * wanted) as i64;
-        let others = inside().filter(|size| Some(*size) != other);
-        others.min_by_key(|&size| (!is_prime(size), (size - goal).abs()))
+        let rest = inside().filter(|size| Some(*size) != other);
+        rest.min_by_key(|&size| (others.contains(&size), !is_prime(size), (size - goal).abs()))
     };
     let first = pick(0.6, None)?;
     Some([first, pick(0.8, Some(first))?])
@@ -132,9 +135,64 @@ fn through(dim: &OpenDimension, [x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Optio
     let rise = if x1 < x0 { -rise } else { rise };
     let common = gcd(rise.abs(), run).max(1);
     let (factor, divisor) = (rise / common, run / common);
-    let size = RunSize { factor, term: y0 * divisor - factor * x0, divisor, multiple: 1 };
+    let size = RunSize { factor, divisor, ..RunSize::constant(y0 * divisor - factor * x0) };
     let is_whole = dim.step * factor % divisor == 0 && (dim.least * factor + size.term) % divisor == 0;
     is_whole.then_some(size)
+}
+
+/// Sizes at which a model with open dimensions is lowered and compared: for each dimension two, with the
+/// others at their largest, and last the largest of all.
+pub(crate) struct Probes<'a> {
+    dims: &'a [OpenDimension],
+    at: Vec<[i64; 2]>,
+}
+
+impl<'a> Probes<'a> {
+    /// Chooses sizes of one dimension or of two.
+    fn new(dims: &'a [OpenDimension]) -> Result<Probes<'a>, OpenError> {
+        let mut at: Vec<[i64; 2]> = Vec::with_capacity(dims.len());
+        for dim in dims {
+            let few = || OpenError::Few { name: dim.name.clone(), least: dim.least, most: dim.most };
+            let others = dims.iter().filter(|other| *other != dim).map(|other| other.most);
+            let others: Vec<i64> = others.chain(at.iter().flatten().copied()).collect();
+            at.push(probes(dim, &others).ok_or_else(few)?);
+        }
+        Ok(Probes { dims, at })
+    }
+
+    /// Largest size of each dimension.
+    fn most(&self) -> Vec<i64> {
+        self.dims.iter().map(|dim| dim.most).collect()
+    }
+
+    /// Sizes to lower a model at, in order.
+    fn sizes(&self) -> impl Iterator<Item = Vec<i64>> {
+        let of = move |(dim, sizes): (usize, &[i64; 2])| {
+            sizes.map(|size| {
+                let mut own = self.most();
+                own[dim] = size;
+                own
+            })
+        };
+        self.at.iter().enumerate().flat_map(of).chain([self.most()])
+    }
+
+    /// Dimension with which numbers at these sizes vary; the first if none or several.
+    fn dim_of<T: PartialEq>(&self, at_sizes: &[T]) -> usize {
+        let differs = |dim: &usize| at_sizes[2 * dim..2 * dim + 2].iter().any(|own| Some(own) != at_sizes.last());
+        let mut found = (0..self.dims.len()).filter(differs);
+        found.next().filter(|_| found.next().is_none()).unwrap_or(0)
+    }
+
+    /// Number that is these at the probes' sizes; `None` unless it is affine in the size of one dimension.
+    pub(crate) fn fit(&self, at_sizes: &[i64]) -> Option<RunSize> {
+        let dim = self.dim_of(at_sizes);
+        let (own, most) = (&self.dims[dim], *at_sizes.last()?);
+        let size = through(own, self.at[dim], [at_sizes[2 * dim], at_sizes[2 * dim + 1]])?;
+        let others = (0..self.dims.len()).filter(|other| *other != dim);
+        let is_same = others.flat_map(|other| &at_sizes[2 * other..2 * other + 2]).all(|n| *n == most);
+        (is_same && size.at(own.most) == most).then_some(RunSize { dim, ..size })
+    }
 }
 
 /// Makes a fused net with an open dimension; `lower` lowers the model at a size.
@@ -145,22 +203,36 @@ pub fn open<E: From<OpenError>>(
     dim: &OpenDimension,
     mut lower: impl FnMut(i64) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
-    let few = || OpenError::Few { name: dim.name.clone(), least: dim.least, most: dim.most };
-    let at = probes(dim).ok_or_else(few)?;
-    let mut nets = [lower(at[0])?, lower(at[1])?, lower(dim.most)?];
-    // The model may be invalid at the smallest size.
-    lower(dim.least)?;
-    vary::read_numbers(dim, at, &mut nets).map_err(|error| OpenError::Node {
+    open_both(dim, None, |size, _| lower(size))
+}
+
+/// Makes a fused net with an open dimension, and with a second one if there is one, on which no dimension of
+/// a value may depend together with the first; `lower` lowers the model at a size of each.
+///
+/// # Errors
+/// As `lower`, or if a dimension cannot be open.
+pub fn open_both<E: From<OpenError>>(
+    dim: &OpenDimension,
+    second: Option<&OpenDimension>,
+    mut lower: impl FnMut(i64, i64) -> Result<Fused, E>,
+) -> Result<Fused, E> {
+    let dims: Vec<OpenDimension> = [dim].into_iter().chain(second).cloned().collect();
+    let probes = Probes::new(&dims)?;
+    let mut lower = |sizes: &[i64]| lower(sizes[0], sizes.get(1).copied().unwrap_or(0));
+    let mut nets = probes.sizes().map(|sizes| lower(&sizes)).collect::<Result<Vec<Fused>, E>>()?;
+    // The model may be invalid at the smallest sizes.
+    lower(&dims.iter().map(|dim| dim.least).collect::<Vec<_>>())?;
+    vary::read_numbers(&probes, &mut nets).map_err(|error| OpenError::Node {
         node: dim.name.clone(),
         why: format!("has no kernel for any size: {error}"),
         name: dim.name.clone(),
     })?;
-    let [first, second, mut whole] = nets;
-    let probes = [first, second];
-    if dim.least < 1 && whole.net.states.is_empty() {
-        return Err(OpenError::Empty { name: dim.name.clone() }.into());
+    let mut whole = nets.pop().expect("invariant: the largest is last");
+    let states = &whole.net.states;
+    if let Some(dim) = dims.iter().enumerate().find(|(at, dim)| dim.least < 1 && (*at > 0 || states.is_empty())) {
+        return Err(OpenError::Empty { name: dim.1.name.clone() }.into());
     }
-    let job = SizeComparison { dim, at, probes: [&probes[0], &probes[1]], whole: &whole };
+    let job = SizeComparison { probes: &probes, nets: &nets, whole: &whole };
     job.nodes()?;
     let axes = job.axes()?;
     let (sizes, calls) = (job.sizes()?, job.calls()?);
@@ -169,11 +241,12 @@ pub fn open<E: From<OpenError>>(
     for (id, constant) in same {
         // Kernels read single numbers from memory, as those of a size.
         match constant.n_elements() == 1 && !constant.dtype().is_float() {
-            true => numbers.push((id, vec![RunSize { factor: 0, term: constant.i64s()[0], divisor: 1, multiple: 1 }])),
+            true => numbers.push((id, vec![RunSize::constant(constant.i64s()[0])])),
             false => whole.net.values[id.0].constant = Some(constant),
         }
     }
-    let open = OpenNet { dim: dim.clone(), axes, sizes, numbers, longer: HashMap::new() };
+    let (dim, second) = (dim.clone(), second.cloned());
+    let open = OpenNet { dim, second, axes, sizes, numbers, longer: HashMap::new() };
     check(&whole, &open)?;
     whole.open = Some(open);
     Ok(whole)
@@ -181,32 +254,46 @@ pub fn open<E: From<OpenError>>(
 
 /// Comparison of a model at several sizes.
 struct SizeComparison<'a> {
-    dim: &'a OpenDimension,
-    at: [i64; 2],
-    probes: [&'a Fused; 2],
-    /// Net of the largest size.
+    probes: &'a Probes<'a>,
+    /// Nets of the probes' sizes but for the largest.
+    nets: &'a [Fused],
+    /// Net of the largest sizes.
     whole: &'a Fused,
 }
 
 impl SizeComparison<'_> {
-    fn differs(&self, node: &str, what: &str, first: i64, second: i64) -> OpenError {
-        OpenError::Differs { node: node.to_owned(), what: what.to_owned(), name: self.dim.name.clone(), first, second }
+    /// Error of a node that differs between two sizes of a dimension.
+    fn differs(&self, node: &str, what: &str, dim: usize, [first, second]: [i64; 2]) -> OpenError {
+        let name = self.probes.dims[dim].name.clone();
+        OpenError::Differs { node: node.to_owned(), what: what.to_owned(), name, first, second }
+    }
+
+    /// Error of a node for which something differs between the sizes that are compared.
+    fn differs_at<T: PartialEq>(&self, node: &str, what: &str, at_sizes: &[T]) -> OpenError {
+        let dim = self.probes.dim_of(at_sizes);
+        self.differs(node, what, dim, self.probes.at[dim])
+    }
+
+    /// Results of a function of each net, the largest last.
+    fn each<T>(&self, of: impl Fn(&Fused) -> T) -> Vec<T> {
+        self.nets.iter().chain([self.whole]).map(of).collect()
     }
 
     /// Compares the nodes.
     fn nodes(&self) -> Result<(), OpenError> {
         let whole = &self.whole.net;
-        for (probe, at) in self.probes.iter().zip(self.at) {
-            let other = &probe.net;
+        let sizes = self.probes.at.iter().enumerate().flat_map(|(dim, at)| at.map(|size| (dim, size)));
+        for (probe, (dim, at)) in self.nets.iter().zip(sizes) {
+            let (other, at) = (&probe.net, [at, self.probes.dims[dim].most]);
             let named = |node: Option<&Node>| node.map_or("the model".to_owned(), |node| node.origin.clone());
             let all = whole.nodes.iter().zip(&other.nodes);
             if let Some((node, _)) = all.clone().find(|(a, b)| !are_alike(a, b)) {
-                return Err(self.differs(&node.origin, "differs", at, self.dim.most));
+                return Err(self.differs(&node.origin, "differs", dim, at));
             }
             if whole.nodes.len() != other.nodes.len() || whole.values.len() != other.values.len() {
                 let n = whole.nodes.len().min(other.nodes.len());
                 let rest = whole.nodes.get(n).or(other.nodes.get(n)).or(whole.nodes.last());
-                return Err(self.differs(&named(rest), "differs", at, self.dim.most));
+                return Err(self.differs(&named(rest), "differs", dim, at));
             }
         }
         Ok(())
@@ -244,28 +331,32 @@ impl SizeComparison<'_> {
                 all.push(vec![None; whole.shape.len()]);
                 continue;
             }
-            let of_probes = self.probes.map(|probe| &probe.net.values[at]);
-            let fail = |what: &str| self.differs(&self.node_of(ValueId(at)), what, self.at[0], self.at[1]);
-            if of_probes.iter().any(|value| value.shape.len() != whole.shape.len()) {
-                return Err(fail("has another number of dimensions"));
+            let of_nets = self.each(|fused| fused.net.values[at].shape.clone());
+            let fail = |what: &str, of: &[i64]| self.differs_at(&self.node_of(ValueId(at)), what, of);
+            let ranks: Vec<i64> = of_nets.iter().map(|shape| shape.len() as i64).collect();
+            if ranks.iter().any(|rank| Some(rank) != ranks.last()) {
+                return Err(fail("has another number of dimensions", &ranks));
             }
             let fit = |axis: usize| {
-                let size = through(self.dim, self.at, of_probes.map(|value| value.shape[axis])).filter(|size| {
-                    size.at(self.dim.most) == whole.shape[axis] && size.at(self.dim.least) >= self.dim.least.min(1)
-                });
-                let size = size.ok_or_else(|| fail("has a size without a factor and a term"))?;
+                let of: Vec<i64> = of_nets.iter().map(|shape| shape[axis]).collect();
+                let is_there = |size: &RunSize| {
+                    let least = self.probes.dims[size.dim].least;
+                    size.at(least) >= least.min(1)
+                };
+                let size = self.probes.fit(&of).filter(is_there);
+                let size = size.ok_or_else(|| fail("has a size without a factor and a term", &of))?;
                 Ok(Some(size).filter(|size| size.factor != 0))
             };
             let axes = (0..whole.shape.len()).map(fit).collect::<Result<Vec<_>, _>>()?;
-            for probe in of_probes {
-                let is_same = match (&whole.constant, &probe.constant) {
-                    (None, None) => true,
-                    (Some(whole), Some(part)) => is_corner(part, whole),
-                    _ => false,
-                };
-                if !is_same {
-                    return Err(fail("computes with other numbers"));
-                }
+            let is_same = |constant: &Option<&Tensor>| match (&whole.constant, constant) {
+                (None, None) => true,
+                (Some(whole), Some(part)) => is_corner(part, whole),
+                _ => false,
+            };
+            let constants = self.nets.iter().map(|fused| fused.net.values[at].constant.as_ref());
+            let are_same: Vec<i64> = constants.map(|own| is_same(&own).into()).chain([1]).collect();
+            if are_same.contains(&0) {
+                return Err(fail("computes with other numbers", &are_same));
             }
             all.push(axes);
         }
@@ -281,38 +372,46 @@ impl SizeComparison<'_> {
             if !used.contains(id) {
                 continue;
             }
-            let fail = || self.differs(&self.node_of(*id), "computes with other numbers", self.at[0], self.at[1]);
-            let of_probes = self.probes.map(|probe| probe.net.varying.get(at).filter(|(own, _)| own == id));
-            let [Some((_, first)), Some((_, second))] = of_probes else { return Err(fail()) };
-            if [first, second].into_iter().all(|part| is_corner(part, whole)) {
+            let of = |fused: &Fused| fused.net.varying.get(at).filter(|(own, _)| own == id).map(|(_, own)| own.clone());
+            let fail = |of: &[i64]| self.differs_at(&self.node_of(*id), "computes with other numbers", of);
+            let found: Option<Vec<Tensor>> = self.each(of).into_iter().collect();
+            let found = found.ok_or_else(|| fail(&vec![0; self.nets.len() + 1]))?;
+            if found.iter().all(|part| is_corner(part, whole)) {
                 same.push((*id, whole.clone()));
                 continue;
             }
-            let is_number = first.ty() == whole.ty() && second.ty() == whole.ty();
-            let is_list = [first, second, whole].iter().all(|x| x.shape().len() == 1 && !x.shape().contains(&0));
-            (is_number || is_list).then_some(()).ok_or_else(fail)?;
+            let lengths: Vec<i64> = found.iter().map(|x| x.n_elements() as i64).collect();
+            let is_number = found.iter().all(|own| own.ty() == whole.ty());
+            let is_list = found.iter().all(|x| x.shape().len() == 1 && !x.shape().contains(&0));
+            (is_number || is_list).then_some(()).ok_or_else(|| fail(&lengths))?;
             let whole_numbers = |tensor: &Tensor| match tensor.dtype().is_float() {
                 true => tensor.floats().into_iter().map(|x| (x.fract() == 0.0).then_some(x as i64)).collect(),
                 false => Some(tensor.i64s()),
             };
-            let [Some(first), Some(second), Some(most)] = [first, second, whole].map(whole_numbers) else {
-                return Err(fail());
-            };
-            let size = |at: usize| {
-                through(self.dim, self.at, [first[at], second[at]]).filter(|size| size.at(self.dim.most) == most[at])
-            };
+            let found: Option<Vec<Vec<i64>>> = found.iter().map(whole_numbers).collect();
+            let found = found.ok_or_else(|| fail(&lengths))?;
+            let n = found[found.len() - 1].len();
+            let of_element = |at: usize| found.iter().map(|own| own[at]).collect::<Vec<i64>>();
+            let size = |at: usize| self.probes.fit(&of_element(at));
             // A list that has another length at each size is of consecutive numbers.
-            let is_counted = |all: &[i64]| all.windows(2).all(|pair| pair[1] == pair[0] + 1);
+            let is_counted = |all: &Vec<i64>| all.windows(2).all(|pair| pair[1] == pair[0] + 1);
             let sizes = match is_number {
-                true => (0..most.len()).map(size).collect::<Option<Vec<_>>>(),
-                false if [&first, &second, &most].into_iter().all(|all| is_counted(all)) => {
+                true => (0..n).map(size).collect::<Option<Vec<_>>>(),
+                false if found.iter().all(is_counted) => {
                     let next =
                         |first: RunSize, at: usize| RunSize { term: first.term + at as i64 * first.divisor, ..first };
-                    size(0).map(|first| (0..most.len()).map(|at| next(first, at)).collect())
+                    size(0).map(|first| (0..n).map(|at| next(first, at)).collect())
                 }
                 false => None,
             };
-            let sizes = sizes.filter(|sizes| sizes.len() <= MOST_NUMBERS || are_counted(sizes)).ok_or_else(fail)?;
+            // A table has a row for each size of one dimension.
+            let are_of_one = |sizes: &Vec<RunSize>| {
+                let mut open = sizes.iter().filter(|size| size.factor != 0).map(|size| size.dim);
+                let first = open.next();
+                open.all(|dim| Some(dim) == first)
+            };
+            let sizes = sizes.filter(|sizes| sizes.len() <= MOST_NUMBERS || are_counted(sizes)).filter(are_of_one);
+            let sizes = sizes.ok_or_else(|| fail(&of_element(0)))?;
             numbers.push((*id, sizes));
         }
         Ok((numbers, same))
@@ -324,25 +423,21 @@ impl SizeComparison<'_> {
         for (at, step) in self.whole.steps.iter().enumerate() {
             let Step::Host(node) = step else { continue };
             let Kind::Call(whole) = &node.kind else { continue };
-            let of_probes = self.probes.map(|probe| match probe.steps.get(at) {
+            let of_step = |fused: &'_ Fused| match fused.steps.get(at) {
                 Some(Step::Host(Node { kind: Kind::Call(call), outputs, .. })) if *outputs == node.outputs => {
-                    Some(call).filter(|call| call.parameters.len() == whole.parameters.len())
+                    Some(call.clone()).filter(|call| call.parameters.len() == whole.parameters.len())
                 }
                 _ => None,
-            });
-            let fail = || self.differs(&node.origin, "has other parameters", self.at[0], self.at[1]);
-            let [Some(first), Some(second)] = of_probes else { return Err(fail()) };
-            if first.scratch_bytes.max(second.scratch_bytes) > whole.scratch_bytes {
-                return Err(fail());
-            }
-            if first.parameters == whole.parameters && second.parameters == whole.parameters {
+            };
+            let fail = || self.differs(&node.origin, "has other parameters", 0, self.probes.at[0]);
+            let calls: Option<Vec<_>> = self.each(of_step).into_iter().collect();
+            let calls = calls.filter(|calls| calls.iter().all(|call| call.scratch_bytes <= whole.scratch_bytes));
+            let calls = calls.ok_or_else(fail)?;
+            if calls.iter().all(|call| call.parameters == whole.parameters) {
                 continue;
             }
-            let sizes = first.parameters.iter().zip(&second.parameters).zip(&whole.parameters);
-            let sizes = sizes.map(|((first, second), most)| {
-                let size = through(self.dim, self.at, [*first, *second]);
-                size.filter(|size| size.at(self.dim.most) == *most)
-            });
+            let of_parameter = |at: usize| calls.iter().map(|call| call.parameters[at]).collect::<Vec<i64>>();
+            let sizes = (0..whole.parameters.len()).map(|at| self.probes.fit(&of_parameter(at)));
             found.insert(node.outputs[0], sizes.collect::<Option<Vec<_>>>().ok_or_else(fail)?);
         }
         Ok(found)
@@ -350,42 +445,43 @@ impl SizeComparison<'_> {
 
     /// Finds the open sizes of products and convolutions.
     fn sizes(&self) -> Result<SizesOf, OpenError> {
-        let by_result = self.probes.map(|probe| {
+        let by_result = self.nets.iter().map(|probe| {
             let kernels = probe.each().filter_map(|(step, _)| match step {
                 Step::Kernel(kernel) => Some((kernel.output, kernel)),
                 _ => None,
             });
             kernels.collect::<HashMap<ValueId, &Kernel>>()
         });
+        let by_result: Vec<HashMap<ValueId, &Kernel>> = by_result.collect();
         let mut all = HashMap::new();
         for (step, _) in self.whole.each() {
             let Step::Kernel(kernel) = step else { continue };
             if matches!(kernel.workload.structure(), Structure::Nest(_)) {
                 continue;
             }
-            let fail = || self.differs(&kernel.origin, "is computed in another way", self.at[0], self.dim.most);
-            let [Some(first), Some(second)] = by_result.each_ref().map(|known| known.get(&kernel.output)) else {
-                return Err(fail());
+            let fail = |dim: usize| {
+                let at = [self.probes.at[dim][0], self.probes.dims[dim].most];
+                self.differs(&kernel.origin, "is computed in another way", dim, at)
             };
+            let of_nets = by_result.iter().map(|known| Some(known.get(&kernel.output)?.workload.clone()));
+            let mut changed: Vec<Workload> = of_nets.collect::<Option<_>>().ok_or_else(|| fail(0))?;
             let mut open = Vec::new();
-            let mut changed = [first.workload.clone(), second.workload.clone()];
-            if changed.iter().any(|other| *other.operator() != *kernel.workload.operator()) {
-                return Err(fail());
+            if let Some(at) = changed.iter().position(|other| *other.operator() != *kernel.workload.operator()) {
+                return Err(fail(at / 2));
             }
             for size in kernel.workload.operator().sizes {
                 let most = kernel.workload.size(size.name);
-                let of_probes = changed.each_ref().map(|workload| workload.size(size.name));
-                let found = through(self.dim, self.at, of_probes).filter(|found| found.at(self.dim.most) == most);
-                let found = found.ok_or_else(fail)?;
+                let of: Vec<i64> = changed.iter().map(|workload| workload.size(size.name)).chain([most]).collect();
+                let found = self.probes.fit(&of).ok_or_else(|| fail(self.probes.dim_of(&of)))?;
                 if found.factor != 0 {
                     open.push((size.name, found));
                     for workload in &mut changed {
-                        *workload = workload.with_size(size.name, most).ok_or_else(fail)?;
+                        *workload = workload.with_size(size.name, most).ok_or_else(|| fail(found.dim))?;
                     }
                 }
             }
-            if changed.iter().any(|other| other.to_string() != kernel.workload.to_string()) {
-                return Err(fail());
+            if let Some(at) = changed.iter().position(|other| other.to_string() != kernel.workload.to_string()) {
+                return Err(fail(at / 2));
             }
             all.insert(kernel.output, open);
         }
@@ -499,13 +595,15 @@ fn outer_of_open(shape: &[i64], axes: &[Option<RunSize>]) -> Option<i64> {
 /// Checks what kernels do not cover: inputs, outputs, views, parts and concatenations.
 fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
     let (net, axes) = (&fused.net, |id: ValueId| &open.axes[id.0][..]);
-    let refuse = |node: &str, why: &str| {
-        Err(OpenError::Node { node: node.to_owned(), why: why.to_owned(), name: open.dim.name.clone() })
+    let refuse = |node: &str, why: &str, ids: &[ValueId]| {
+        let size = ids.iter().flat_map(|id| axes(*id)).flatten().next();
+        let dim = size.map_or(&open.dim, |size| open.dim_of(*size));
+        Err(OpenError::Node { node: node.to_owned(), why: why.to_owned(), name: dim.name.clone() })
     };
     for &id in net.inputs.iter().chain(&net.outputs) {
         let n_ahead = outer_of_open(net.shape(id), axes(id));
         if n_ahead.is_none_or(|n| n > MOST_MOVES) {
-            return refuse(&net.value(id).name, "has the open dimension behind another one");
+            return refuse(&net.value(id).name, "has the open dimension behind another one", &[id]);
         }
     }
     let in_memory = |id: ValueId| in_memory(net.shape(id), axes(id));
@@ -517,18 +615,20 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
     for sequence in sequences {
         within.extend(&sequence.nodes);
         let moves = |moving: &&Moving| !is_part_of_steps(net, moving, &in_memory);
-        if let (Some(node), Some(_)) = (sequence.nodes.last(), sequence.moving.iter().find(moves)) {
-            return refuse(&node.origin, "has steps of a sequence");
+        if let (Some(node), Some(moving)) = (sequence.nodes.last(), sequence.moving.iter().find(moves)) {
+            return refuse(&node.origin, "has steps of a sequence", &[moving.value, moving.of]);
         }
     }
     for node in net.nodes.iter().chain(within) {
         let all = || node.inputs.iter().flatten().chain(&node.outputs);
+        let ids: Vec<ValueId> = all().copied().collect();
+        let refuse = |why: &str| refuse(&node.origin, why, &ids);
         if all().all(|id| axes(*id).iter().all(Option::is_none)) {
             continue;
         }
         match &node.kind {
             Kind::View if in_memory(node.input(0)) != in_memory(node.output()) => {
-                return refuse(&node.origin, "joins or divides the open dimension");
+                return refuse("joins or divides the open dimension");
             }
             Kind::Concat(axis) => {
                 let parts: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
@@ -538,7 +638,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                     continue;
                 };
                 if others.iter().any(is_open) || is_open(last) && outer.iter().any(Option::is_some) {
-                    return refuse(&node.origin, "joins tensors along the open dimension");
+                    return refuse("joins tensors along the open dimension");
                 }
             }
             Kind::Pad(..) | Kind::Window(..) | Kind::Pick(_) => {
@@ -555,13 +655,13 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                 };
                 let is_open = |axis: &usize| axes(to)[*axis].is_some() || axes(from)[*axis].is_some();
                 if (0..axes(to).len()).filter(is_open).any(|axis| !is_kept(axis)) {
-                    return refuse(&node.origin, "cuts or resizes the open dimension");
+                    return refuse("cuts or resizes the open dimension");
                 }
             }
             Kind::Append(axis) => {
                 let is_open_before = axes(node.output())[..*axis].iter().any(Option::is_some);
                 if is_open_before || axes(node.output())[*axis + 1..].iter().any(Option::is_some) {
-                    return refuse(&node.origin, "appends to a state in which another dimension is open");
+                    return refuse("appends to a state in which another dimension is open");
                 }
             }
             // What goes from one iteration to the next is copied as a whole; rows lie one behind the other.
@@ -569,20 +669,20 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                 let carried = &node.inputs[2..2 + repeat.n_carried];
                 let is_open = |id: &ValueId| axes(*id).iter().any(Option::is_some);
                 if carried.iter().flatten().any(is_open) || all().any(|id| !is_in_rows(net.shape(*id), axes(*id))) {
-                    return refuse(&node.origin, "repeats steps with the open dimension");
+                    return refuse("repeats steps with the open dimension");
                 }
             }
-            Kind::Packed(_) => return refuse(&node.origin, "has packed weights, whose kernels know their rows"),
+            Kind::Packed(_) => return refuse("has packed weights, whose kernels know their rows"),
             // Functions take whole tensors, whose elements lie one behind the other.
             Kind::Call(_) => {
                 if let Some(id) = all().find(|id| !is_in_rows(net.shape(**id), axes(**id))) {
                     let (operator, name) = (node.operator(), &net.value(*id).name);
                     let why = format!("({operator}) takes `{name}` with the open dimension behind another one");
-                    return refuse(&node.origin, &why);
+                    return refuse(&why);
                 }
             }
             Kind::Host(_) => {
-                return refuse(&node.origin, &format!("({}) has no code for a size that runs say", node.operator()));
+                return refuse(&format!("({}) has no code for a size that runs say", node.operator()));
             }
             Kind::View | Kind::Map(_) | Kind::Transpose(_) | Kind::Slice(_) | Kind::Reduce(..) => {}
             Kind::Conv(_) | Kind::Product { .. } | Kind::Gather { .. } | Kind::Sequence(_) => {}
@@ -592,15 +692,15 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
 }
 
 /// Open dimension of a tensor in memory: the number of elements ahead of it, and with what follows it, its
-/// factor, term and divisor.
-type OpenPart = [i64; 4];
+/// factor, term and divisor, and the dimension it depends on.
+type OpenPart = [i64; 5];
 
 /// Open dimensions of a tensor in memory. Strides after an open dimension are those of the largest size.
 fn in_memory(shape: &[i64], axes: &[Option<RunSize>]) -> Vec<OpenPart> {
     let of = |(axis, size): (usize, &Option<RunSize>)| {
         let size = (*size)?;
         let [outer, inner] = [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product::<i64>());
-        Some([outer, size.factor * inner, size.term * inner, size.divisor])
+        Some([outer, size.factor * inner, size.term * inner, size.divisor, size.dim as i64])
     };
     axes.iter().enumerate().filter_map(of).collect()
 }
@@ -618,10 +718,31 @@ fn is_part_of_steps(net: &Net, moving: &Moving, in_memory: &dyn Fn(ValueId) -> V
     is_whole && is_of_each
 }
 
-/// Range of an open number.
-fn range_of(dim: &OpenDimension, size: RunSize) -> SizeRange {
-    let step = if size.multiple == 1 { size.factor * dim.step / size.divisor } else { size.multiple };
-    SizeRange { least: size.at(dim.least), most: size.at(dim.most), step }
+impl OpenNet {
+    /// Dimension that a number depends on.
+    pub(crate) fn dim_of(&self, size: RunSize) -> &OpenDimension {
+        let second = self.second.as_ref().filter(|_| size.dim == 1);
+        second.unwrap_or(&self.dim)
+    }
+
+    /// Open dimension of a value of a net, if it is not the outermost; see [`Fused::open_behind`].
+    fn behind(&self, net: &Net, id: ValueId) -> Option<(usize, RunSize)> {
+        let axes = self.axes.get(id.0)?;
+        let (axis, size) = axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))?;
+        (!is_in_rows(net.shape(id), axes)).then_some((axis, size))
+    }
+
+    /// Largest value of an open number.
+    fn most(&self, size: RunSize) -> i64 {
+        size.at(self.dim_of(size).most)
+    }
+
+    /// Range of an open number.
+    fn range(&self, size: RunSize) -> SizeRange {
+        let dim = self.dim_of(size);
+        let step = if size.multiple == 1 { size.factor * dim.step / size.divisor } else { size.multiple };
+        SizeRange { least: size.at(dim.least), most: size.at(dim.most), step }
+    }
 }
 
 impl Fused {
@@ -657,9 +778,7 @@ impl Fused {
     /// Open dimension of a value, if it is not the outermost: its index and its size in a run. Its rows are
     /// then not contiguous, unlike in the caller's memory.
     pub(crate) fn open_behind(&self, id: ValueId) -> Option<(usize, RunSize)> {
-        let axes = self.open.as_ref()?.axes.get(id.0)?;
-        let (axis, size) = axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))?;
-        (!is_in_rows(self.net.shape(id), axes)).then_some((axis, size))
+        self.open.as_ref()?.behind(&self.net, id)
     }
 
     /// Whether an input or output is not stored as the caller passes it: its open dimension, or that of its
@@ -799,22 +918,25 @@ impl Fused {
                 }
                 let rounded = |(name, size): &(&'static str, RunSize)| {
                     let is_whole = *name == "n"
-                        && size.at(open.dim.most) % WHOLE_VECTORS == 0
+                        && open.most(*size) % WHOLE_VECTORS == 0
                         && self.has_own_memory(kernel.inputs[1])
                         && self.has_own_memory(kernel.output);
                     (*name, RunSize { multiple: if is_whole { WHOLE_VECTORS } else { 1 }, ..*size })
                 };
                 // A size that is constant after rounding is not open.
                 let open_sizes = sizes.iter().map(rounded).filter_map(|(name, size)| {
-                    let mut range = range_of(&open.dim, size);
+                    let mut range = open.range(size);
                     range.most = open.room(kernel, &product, name).unwrap_or(range.most);
                     (range.least < range.most).then_some(((name, range), size))
                 });
                 let (ranges, sizes): (Vec<(&str, SizeRange)>, Vec<RunSize>) = open_sizes.unzip();
-                let workload = kernel.workload.with_ranges(&ranges)?;
+                let apart = self.apart(kernel, &product, open);
+                let one = apart.and_then(|_| kernel.workload.with_size("b", 1));
+                let workload = one.as_ref().unwrap_or(&kernel.workload).with_ranges(&ranges)?;
+                let apart = apart.filter(|_| one.is_some());
                 let is_longer = |(name, _): &(&str, SizeRange)| open.room(kernel, &product, name).is_some();
                 let rooms = if ranges.iter().any(is_longer) { rooms(&workload) } else { Vec::new() };
-                let open = Some(Box::new(Open { sizes, each: None, rooms }));
+                let open = Some(Box::new(Open { sizes, each: None, apart, rooms }));
                 Ok(Kernel { workload, open, ..kernel.clone() })
             }
             Structure::Window(_) => match open.sizes[&kernel.output][..] {
@@ -824,11 +946,11 @@ impl Fused {
                 }
                 // Columns of images of one row are rows of those of one column: the same elements in memory.
                 [("w", size)] if let Some(column) = kernel.workload.in_column() => {
-                    let workload = column.with_ranges(&[(Window::OPEN, range_of(&open.dim, size))])?;
+                    let workload = column.with_ranges(&[(Window::OPEN, open.range(size))])?;
                     Ok(sized(Kernel { workload, ..kernel.clone() }, vec![size]))
                 }
                 [(Window::OPEN, size)] => {
-                    let workload = kernel.workload.with_ranges(&[(Window::OPEN, range_of(&open.dim, size))])?;
+                    let workload = kernel.workload.with_ranges(&[(Window::OPEN, open.range(size))])?;
                     Ok(sized(Kernel { workload, ..kernel.clone() }, vec![size]))
                 }
                 ref sizes => {
@@ -845,12 +967,12 @@ impl Fused {
                         return Ok(each(Kernel { workload, ..kernel.clone() }, size, open));
                     }
                     [_, _, Some(size), _] => {
-                        let range = Some((size, range_of(&open.dim, size)));
+                        let range = Some((size, open.range(size)));
                         (conversion_of(dtype, self.net.shape(from), kernel.in_blocks, to_blocks, range)?, size)
                     }
                     [_, _, None, Some(size)] if self.net.shape(from)[2] == 1 => {
                         let &[n, c, _, columns] = self.net.shape(from) else { unreachable!("it is an image") };
-                        let range = Some((size, range_of(&open.dim, size)));
+                        let range = Some((size, open.range(size)));
                         (conversion_of(dtype, &[n, c, columns, 1], kernel.in_blocks, to_blocks, range)?, size)
                     }
                     _ => return Err(refuse("is an image of any size".to_owned())),
@@ -862,10 +984,54 @@ impl Fused {
         }
     }
 
+    /// Number of matrices of the second operand of a product, if that is an input whose second open dimension
+    /// is behind them, so that the product of each can read it in the caller's packed memory.
+    fn apart(&self, kernel: &Kernel, product: &Contraction, open: &OpenNet) -> Option<i64> {
+        let root = self.root_of(kernel.inputs[1]);
+        let (axis, _) = open.behind(&self.net, root).filter(|(_, size)| (size.dim, size.divisor) == (1, 1))?;
+        let shape = self.net.shape(root);
+        let n = product.batch.filter(|n| shape[..axis].iter().product::<i64>() == *n)?;
+        let is_plain = |heads: Heads| heads == Heads::default();
+        let is_apart = is_plain(product.b.heads)
+            && (is_plain(product.a.heads)
+                || product.m == 1 && (product.a.heads.before, product.a.heads.after) == (0, 0))
+            && (!product.output_beside || product.m == 1);
+        let others = Epilogue::operands(kernel.workload.epilogue());
+        let is_of_elements = others.iter().all(|(.., kind)| *kind == Operand::Element);
+        let sizes = &open.sizes[&kernel.output];
+        let is_alone = sizes.iter().all(|(name, _)| *name != "b" && open.room(kernel, product, name).is_none());
+        let is_whole = self.net.value(root).n_elements() == self.net.value(kernel.inputs[1]).n_elements();
+        let fits = is_apart && is_of_elements && is_alone && is_whole && kernel.workload.prologue().is_empty();
+        (fits && self.net.inputs.contains(&root)).then_some(n)
+    }
+
+    /// Whether all that reads an input are products that read it in the caller's memory.
+    pub(crate) fn is_read_in_place(&self, id: ValueId) -> bool {
+        if self.open.as_ref().is_none_or(|open| open.second.is_none()) {
+            return false;
+        }
+        let is_it = |own: &ValueId| self.root_of(*own) == id;
+        let reads_otherwise = |step: &Step| match step {
+            Step::Kernel(kernel) => {
+                let mut inputs = kernel.inputs.iter().enumerate();
+                inputs.any(|(at, own)| is_it(own) && !(at == 1 && kernel.apart().is_some()))
+            }
+            Step::Part { .. } => false,
+            Step::Host(node) => node.inputs.iter().flatten().any(is_it),
+            Step::Join { parts, .. } => parts.iter().any(is_it),
+            Step::Append { from, .. } | Step::Set { from, .. } => is_it(from),
+            Step::Sequence(_) | Step::While(_) | Step::Again(_) => true,
+        };
+        let reads =
+            |step: &Step| matches!(step, Step::Kernel(kernel) if kernel.apart().is_some() && is_it(&kernel.inputs[1]));
+        let is_output = || self.net.outputs.iter().any(is_it);
+        self.steps.iter().any(reads) && !self.steps.iter().any(reads_otherwise) && !is_output()
+    }
+
     /// Makes a product of an open batch the repeated product of one item, if the items of all operands are
     /// contiguous.
     fn open_batch(&self, kernel: &Kernel, size: RunSize, open: &OpenNet) -> Option<Kernel> {
-        let items = RunSize { factor: 1, term: 0, multiple: 1, divisor: 1 };
+        let items = RunSize { dim: size.dim, factor: 1, ..RunSize::constant(0) };
         // A constant is packed once, for all items.
         let is_shared =
             |id: &ValueId| self.net.value(*id).constant.is_none() || open.axes[id.0].iter().all(Option::is_none);
@@ -891,7 +1057,7 @@ impl Fused {
         }
         let range = |id: ValueId, axis: usize| {
             let size = (*open.axes[id.0].get(axis)?)?;
-            Some((size, range_of(&open.dim, size)))
+            Some((size, open.range(size)))
         };
         let (made, sizes) = open_nest(&self.net, &kernel.members, &|id| of(&self.net, id), &range)?;
         Ok(sized(same(made), sizes))
@@ -906,7 +1072,7 @@ impl Fused {
         let size = open.axes[kernel.output.0][axis_of(kernel.output)?]?;
         let fits = |id: ValueId| {
             let own = axis_of(id).and_then(|axis| open.axes[id.0][axis]);
-            let n_row = net.value(id).n_elements() / size.at(open.dim.most);
+            let n_row = net.value(id).n_elements() / open.most(size);
             let is_plain = net.value(id).constant.is_none() || n_row > 1;
             is_in_rows(net.shape(id), &open.axes[id.0]) && own.is_none_or(|own| own == size && is_plain)
         };
@@ -959,14 +1125,14 @@ impl Fused {
 
 /// Gives a kernel its open sizes.
 fn sized(kernel: Kernel, sizes: Vec<RunSize>) -> Kernel {
-    Kernel { open: Some(Box::new(Open { sizes, each: None, rooms: Vec::new() })), ..kernel }
+    Kernel { open: Some(Box::new(Open { sizes, each: None, apart: None, rooms: Vec::new() })), ..kernel }
 }
 
 /// Makes a kernel of one row that is repeated `size` times.
 fn each(kernel: Kernel, size: RunSize, open: &OpenNet) -> Kernel {
     let along = kernel.inputs.iter().chain([&kernel.output]).map(|id| open.axes[id.0].iter().any(Option::is_some));
-    let each = Some((size, range_of(&open.dim, size), along.collect()));
-    Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each, rooms: Vec::new() })), ..kernel }
+    let each = Some((size, open.range(size), along.collect()));
+    Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each, apart: None, rooms: Vec::new() })), ..kernel }
 }
 
 /// Reason why a kernel has no form for any size.
@@ -1006,7 +1172,7 @@ mod tests {
             (dim(32, 512, 32), Some([320, 416])),
             (dim(1, 2, 1), None),
         ] {
-            assert_eq!(probes(&dim), expected, "{dim:?}");
+            assert_eq!(probes(&dim, &[]), expected, "{dim:?}");
         }
     }
 
@@ -1014,13 +1180,30 @@ mod tests {
     fn numbers_are_a_factor_and_a_term() {
         let tokens = dim(1, 512, 1);
         let through = |xs, ys| super::through(&tokens, xs, ys);
-        assert_eq!(through([7, 13], [21, 39]), Some(RunSize { factor: 3, term: 0, multiple: 1, divisor: 1 }));
-        assert_eq!(through([7, 13], [6, 12]), Some(RunSize { factor: 1, term: -1, multiple: 1, divisor: 1 }));
-        assert_eq!(through([7, 13], [49, 169]), Some(RunSize { factor: 20, term: -91, multiple: 1, divisor: 1 }));
+        assert_eq!(through([7, 13], [21, 39]), Some(RunSize { factor: 3, ..RunSize::constant(0) }));
+        assert_eq!(through([7, 13], [6, 12]), Some(RunSize { factor: 1, ..RunSize::constant(-1) }));
+        assert_eq!(through([7, 13], [49, 169]), Some(RunSize { factor: 20, ..RunSize::constant(-91) }));
         assert_eq!(through([7, 13], [4, 7]), None);
-        let rows = RunSize { factor: 1, term: 96, divisor: 32, multiple: 1 };
+        let rows = RunSize { factor: 1, divisor: 32, ..RunSize::constant(96) };
         assert_eq!(super::through(&dim(320, 1280, 32), [896, 1088], [31, 37]), Some(rows));
-        let rounded = RunSize { factor: 1, term: 0, multiple: 16, divisor: 1 };
+        let rounded = RunSize { factor: 1, multiple: 16, ..RunSize::constant(0) };
         assert_eq!([1, 16, 17].map(|n| rounded.at(n)), [16, 16, 32]);
+    }
+
+    #[test]
+    fn numbers_depend_on_one_dimension() {
+        let dims = [dim(0, 47, 1), dim(1, 512, 1)];
+        let probes = Probes::new(&dims).unwrap();
+        assert_eq!(probes.sizes().collect::<Vec<_>>(), [[29, 512], [37, 512], [47, 307], [47, 409], [47, 512]]);
+        let of = |dim: usize, factor: i64, term: i64| Some(RunSize { dim, factor, ..RunSize::constant(term) });
+        for (at_sizes, expected) in [
+            ([30, 38, 48, 48, 48], of(0, 1, 1)),
+            ([1024, 1024, 614, 818, 1024], of(1, 2, 0)),
+            ([9, 9, 9, 9, 9], of(0, 0, 9)),
+            ([541, 549, 354, 456, 559], None),
+            ([7, 7, 300, 409, 512], None),
+        ] {
+            assert_eq!(probes.fit(&at_sizes), expected, "{at_sizes:?}");
+        }
     }
 }

@@ -19,43 +19,65 @@ use crate::open::{MOST_NETS, OpenError};
 /// Maximum number of places at which rows of an input or output begin: each is copied by itself.
 const MOST_OUTER: i64 = 1024;
 
+/// Dimensions of a language model with a past.
+#[derive(Debug, Clone, Copy)]
+pub struct DecoderDims<'a> {
+    /// Length of the past, of which a run of the fewest rows can have all sizes.
+    pub past: &'a OpenDimension,
+    /// Length of inputs, such as an encoder's states, if it is open.
+    pub second: Option<&'a OpenDimension>,
+    /// Number of items (sequences of one length), if it is open.
+    pub items: Option<&'a OpenDimension>,
+    /// Name of the rows (new tokens) and their numbers, ascending, if there are several.
+    pub rows: Option<(&'a str, &'a [i64])>,
+}
+
+/// Sizes of the dimensions of [`DecoderDims`] at which a model is lowered; `None` for what is not open.
+#[derive(Debug, Clone, Copy)]
+pub struct PieceSizes {
+    /// Length of the past.
+    pub past: i64,
+    /// Length of inputs.
+    pub second: Option<i64>,
+    /// Number of items.
+    pub items: Option<i64>,
+    /// Number of rows.
+    pub rows: Option<i64>,
+}
+
 /// Combines the nets for several numbers of rows (new tokens), each after a past of dynamic length: `dim` is
 /// the length for the fewest rows, `name` names the rows, `numbers` are ascending, and `lower` makes the net
 /// for a number of rows and a length.
 ///
 /// # Errors
-/// As [`open`](crate::open()), or if the nets for the numbers of rows are incompatible.
+/// As [`open_decoder`].
 pub fn open_pieces<E: From<OpenError>>(
     dim: &OpenDimension,
     name: &str,
     numbers: &[i64],
     mut lower: impl FnMut(i64, i64) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
-    of_pieces(dim, None, Some((name, numbers)), |_, n, size| lower(n.unwrap_or(1), size))
+    let dims = DecoderDims { past: dim, second: None, items: None, rows: Some((name, numbers)) };
+    open_decoder(dims, |sizes| lower(sizes.rows.unwrap_or(1), sizes.past))
 }
 
-/// Combines the nets for each number of `items` (sequences of one length) as [`open_pieces`] does for the
-/// numbers of rows, if there are several; `lower` makes the net for a number of items, one of rows, and a
-/// length. States have room for the most items; fewer are the first ones.
+/// Combines the nets for each number of items and each number of rows, as far as these are open; `lower`
+/// makes the net for given sizes. States have room for the most items; fewer are the first ones.
 ///
 /// # Errors
-/// As [`open_pieces`].
-pub fn open_batches<E: From<OpenError>>(
-    items: &OpenDimension,
-    dim: &OpenDimension,
-    rows: Option<(&str, &[i64])>,
-    mut lower: impl FnMut(i64, Option<i64>, i64) -> Result<Fused, E>,
+/// As [`open`](crate::open()), or if the nets are incompatible.
+pub fn open_decoder<E: From<OpenError>>(
+    DecoderDims { past: dim, second, items, rows }: DecoderDims,
+    mut lower: impl FnMut(PieceSizes) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
-    of_pieces(dim, Some(items), rows, |n_items, n, size| lower(n_items.unwrap_or(1), n, size))
-}
-
-/// Combines the nets for the numbers of items and of rows, as far as they are open.
-fn of_pieces<E: From<OpenError>>(
-    dim: &OpenDimension,
-    items: Option<&OpenDimension>,
-    rows: Option<(&str, &[i64])>,
-    mut lower: impl FnMut(Option<i64>, Option<i64>, i64) -> Result<Fused, E>,
-) -> Result<Fused, E> {
+    let mut open = |dim: &OpenDimension, items: Option<i64>, rows: Option<i64>| {
+        super::open_both(dim, second, |past, size| {
+            lower(PieceSizes { past, second: second.map(|_| size), items, rows })
+        })
+    };
+    if items.is_none() && rows.is_none() {
+        return open(dim, None, None);
+    }
     let name = rows.map(|(name, _)| name).or(items.map(|items| items.name.as_str())).unwrap_or_default();
     let refuse =
         |node: &str, why: String| E::from(OpenError::Node { node: node.to_owned(), why, name: name.to_owned() });
@@ -80,7 +102,7 @@ fn of_pieces<E: From<OpenError>>(
         for &n in &numbers {
             let later = rows.as_ref().zip(n).map_or(0, |((rows, _), n)| n - rows.least);
             let own = OpenDimension { most: dim.most - later, ..dim.clone() };
-            let made = super::open(&own, |size| lower(n_items, n, size))?;
+            let made = open(&own, n_items, n)?;
             if made.net.states.is_empty() {
                 return Err(refuse(&dim.name, "is no past to which runs add".to_owned()));
             }
@@ -144,11 +166,14 @@ impl Fused {
     fn port(&self, port: usize) -> Option<(bool, Option<usize>)> {
         let id = *self.ports().get(port)?;
         let whole = self.net.shape(id);
-        let mut own = Vec::new();
+        let (mut own, mut is_second) = (Vec::new(), false);
         for form in self.forms() {
             let id = *form.ports().get(port)?;
-            let is_open = form.open.as_ref().is_some_and(|open| open.axes[id.0].iter().any(Option::is_some));
-            if is_open || form.net.shape(id).len() != whole.len() {
+            let is_open = |of: &dyn Fn(&RunSize) -> bool| {
+                form.open.as_ref().is_some_and(|open| open.axes[id.0].iter().flatten().any(of))
+            };
+            is_second |= is_open(&|size| size.dim == 1);
+            if is_open(&|size| size.dim == 0) || form.net.shape(id).len() != whole.len() {
                 return None;
             }
             own.push((form, form.net.shape(id)));
@@ -161,7 +186,7 @@ impl Fused {
         let mut others = (usize::from(has_items)..whole.len()).filter(|axis| differs(*axis));
         let axis = others.next();
         let is_apart = |axis: usize| whole[..axis].iter().product::<i64>() <= MOST_OUTER;
-        let fits = axis.is_none_or(|axis| counts(axis, &Fused::n_rows) && is_apart(axis));
+        let fits = axis.is_none_or(|axis| counts(axis, &Fused::n_rows) && is_apart(axis) && !is_second);
         (fits && others.next().is_none()).then_some((has_items, axis))
     }
 
@@ -211,10 +236,10 @@ impl Fused {
             }
             let step = rows[&text].iter().fold(0, |step, m| gcd(step, m - least));
             if let Ok(family) = workload.with_ranges(&[("m", SizeRange { least, most, step })]) {
-                let sizes = vec![RunSize { factor: 0, term: m, multiple: 1, divisor: 1 }];
+                let sizes = vec![RunSize::constant(m)];
                 let rooms = rooms(&family);
                 kernel.workload = family;
-                kernel.open = Some(Box::new(Open { sizes, each: None, rooms }));
+                kernel.open = Some(Box::new(Open { sizes, each: None, apart: None, rooms }));
             }
         };
         let mut pieces = take(&mut self.pieces);

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use tilewright_ir::op::{Contraction, Epilogue, Factor, Operand, Structure};
 
-use super::{OpenNet, range_of};
+use super::OpenNet;
 use crate::fuse::{Fused, Kernel, Step};
 use crate::net::{Kind, ValueId};
 
@@ -153,7 +153,7 @@ impl Fused {
             let &(name, extent) = dims.last().expect("an operand has dimensions");
             let size = open.sizes[&kernel.output].iter().find(|(own, _)| *own == name);
             let Some((_, size)) = size.filter(|_| self.net.shape(*id).last() == Some(&extent)) else { return false };
-            let range = range_of(&open.dim, *size);
+            let range = open.range(*size);
             if (n - range.least) % range.step != 0 {
                 return false;
             }

@@ -5,15 +5,14 @@ use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond};
 use tilewright_ir::op::{Structure, WorkloadError};
-use tilewright_runtime::{OpenDimension, RunSize};
 
-use super::{is_corner, through};
+use super::{Probes, is_corner};
 use crate::fuse::{Fused, Kernel, Step, nest};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{input, number};
 
-/// A number at the sizes that are compared, the largest last.
-type AtSizes = [f64; 3];
+/// A number at the sizes that are compared, in the order of [`Probes::sizes`].
+type AtSizes = Vec<f64>;
 
 /// Form of a number that depends on the size.
 #[derive(Clone, Copy)]
@@ -25,21 +24,21 @@ enum Form {
 }
 
 /// Makes nodes that differ between sizes only in numbers read these numbers from separate values, which are
-/// known once a run has set its size; `nets` are those of the sizes `at` and of the largest.
+/// known once a run has set its size; `nets` are those of the probes' sizes.
 ///
 /// # Errors
 /// If a nest of such nodes cannot be built.
-pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Result<(), WorkloadError> {
-    let count = |of: &dyn Fn(&Fused) -> usize| nets.iter().all(|fused| of(fused) == of(&nets[2]));
+pub(super) fn read_numbers(probes: &Probes, nets: &mut [Fused]) -> Result<(), WorkloadError> {
+    let count = |of: &dyn Fn(&Fused) -> usize| nets.iter().all(|fused| of(fused) == of(&nets[0]));
     if !count(&|fused| fused.net.nodes.len()) || !count(&|fused| fused.net.values.len()) {
         return Ok(());
     }
-    let windows = of_windows(dim, at, nets);
-    let mut changed = of_constants(dim, at, nets);
-    for node in 0..nets[2].net.nodes.len() {
-        let is_changed = match nets.each_ref().map(|fused| &fused.net.nodes[node].kind) {
-            [Kind::Map(_), Kind::Map(_), Kind::Map(_)] => of_map(dim, at, nets, node),
-            [Kind::Slice(_), Kind::Slice(_), Kind::Slice(_)] => of_slice(dim, at, nets, node),
+    let windows = of_windows(probes, nets);
+    let mut changed = of_constants(probes, nets);
+    for node in 0..nets[0].net.nodes.len() {
+        let is_changed = match nets[0].net.nodes[node].kind {
+            Kind::Map(_) => of_map(probes, nets, node),
+            Kind::Slice(_) => of_slice(probes, nets, node),
             _ => false,
         };
         changed.extend(is_changed.then_some(node));
@@ -117,23 +116,29 @@ fn nests(net: &Net, members: &[usize], changed: &[usize]) -> Result<Vec<Kernel>,
 /// Replaces constants that are parts of the largest size's, from a start that depends on the size, by gathers
 /// from that one: encodings of relative positions, for example. Only nests may read them. Returns the values,
 /// each with its gather.
-fn of_windows(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Vec<(ValueId, usize)> {
+fn of_windows(probes: &Probes, nets: &mut [Fused]) -> Vec<(ValueId, usize)> {
     let mut found = Vec::new();
-    for id in (0..nets[2].net.values.len()).map(ValueId) {
-        let constants = nets.each_ref().map(|fused| fused.net.values[id.0].constant.clone());
-        let [Some(first), Some(second), Some(whole)] = &constants else { continue };
-        if [first, second].into_iter().all(|part| is_corner(part, whole)) {
+    for id in (0..nets[0].net.values.len()).map(ValueId) {
+        let Some(constants) = constants_of(nets, id.0) else { continue };
+        let whole = constants.last().expect("there is the largest");
+        if constants.iter().all(|part| is_corner(part, whole)) {
             continue;
         }
-        let starts = [first, second].map(|part| start_in(part, whole));
-        let [Some((axis, start)), Some((other, second_start))] = starts else { continue };
-        let starts = [start, second_start, 0].map(|start| start as f64);
-        let is_affine = matches!(form_of(dim, at, starts), Some((_, Form::Whole)));
-        if axis != other || !is_affine || !nets.iter().all(|fused| is_read_by_nests(fused, id)) {
+        let own = constants.iter().filter(|part| *part != whole);
+        let Some(starts) = own.map(|part| start_in(part, whole)).collect::<Option<Vec<_>>>() else { continue };
+        let axis = starts[0].0;
+        let are_along = starts.iter().all(|(own, _)| *own == axis);
+        let mut next = starts.iter().map(|(_, start)| *start as f64);
+        let starts: Vec<f64> = constants
+            .iter()
+            .map(|part| if part == whole { 0.0 } else { next.next().expect("each has its start") })
+            .collect();
+        let is_affine = matches!(form_of(probes, &starts), Some((_, Form::Whole)));
+        if !are_along || !is_affine || !nets.iter().all(|fused| is_read_by_nests(fused, id)) {
             continue;
         }
         for ((fused, own), start) in nets.iter_mut().zip(&constants).zip(starts) {
-            let n = own.as_ref().map_or(0, |own| own.shape()[axis]);
+            let n = own.shape()[axis];
             let net = &mut fused.net;
             let (name, shape) =
                 (net.value(id).name.clone(), whole.shape().iter().map(|n| *n as i64).collect::<Vec<_>>());
@@ -145,9 +150,14 @@ fn of_windows(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Vec<(
             let node = net.nodes.len() - 1;
             add_input(fused, node, DType::I64, &(0..n).map(|place| start + place as f64).collect::<Vec<_>>());
         }
-        found.push((id, nets[2].net.nodes.len() - 1));
+        found.push((id, nets[0].net.nodes.len() - 1));
     }
     found
+}
+
+/// Constants of a value in all nets; `None` if it is not constant.
+fn constants_of(nets: &[Fused], id: usize) -> Option<Vec<Tensor>> {
+    nets.iter().map(|fused| fused.net.values[id].constant.clone()).collect()
 }
 
 /// Dimension along which a tensor is a part of another one, and where it starts.
@@ -191,28 +201,29 @@ fn is_read_by_nests(fused: &Fused, id: ValueId) -> bool {
 const MOST_NUMBERS: usize = 8;
 
 /// Replaces small constants that depend on the size by values; returns the nodes that read them.
-fn of_constants(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Vec<usize> {
+fn of_constants(probes: &Probes, nets: &mut [Fused]) -> Vec<usize> {
     let mut found = Vec::new();
-    for id in 0..nets[2].net.values.len() {
-        let constants = nets.each_ref().map(|fused| fused.net.values[id].constant.clone());
-        let [Some(first), Some(second), Some(most)] = &constants else { continue };
-        let is_alike = [first, second].iter().all(|other| other.ty() == most.ty());
+    for id in 0..nets[0].net.values.len() {
+        let Some(constants) = constants_of(nets, id) else { continue };
+        let most = constants.last().expect("there is the largest");
+        let is_alike = constants.iter().all(|other| other.ty() == most.ty());
         let is_number = matches!(most.dtype(), DType::I32 | DType::I64 | DType::F32 | DType::F64);
-        if !is_alike || !is_number || most.n_elements() > MOST_NUMBERS || first == most && second == most {
+        let is_same = constants.iter().all(|other| other == most);
+        if !is_alike || !is_number || most.n_elements() > MOST_NUMBERS || is_same {
             continue;
         }
-        let [first, second, most] = [first, second, most].map(Tensor::floats);
-        let mut numbers = first.iter().zip(&second).zip(&most).map(|((first, second), most)| [*first, *second, *most]);
-        if numbers.all(|number| matches!(form_of(dim, at, number), Some((_, Form::Whole)))) {
+        let numbers: Vec<Vec<f64>> = constants.iter().map(Tensor::floats).collect();
+        let at_sizes = |element: usize| numbers.iter().map(|own| own[element]).collect::<AtSizes>();
+        if (0..most.n_elements()).all(|at| matches!(form_of(probes, &at_sizes(at)), Some((_, Form::Whole)))) {
             for (fused, constant) in nets.iter_mut().zip(constants) {
                 fused.net.values[id].constant = None;
-                fused.net.varying.extend(constant.map(|constant| (ValueId(id), constant)));
+                fused.net.varying.push((ValueId(id), constant));
             }
             found.push(ValueId(id));
         }
     }
     let reads = |node: &Node| node.inputs.iter().flatten().any(|id| found.contains(id));
-    (0..nets[2].net.nodes.len()).filter(|node| reads(&nets[2].net.nodes[*node])).collect()
+    (0..nets[0].net.nodes.len()).filter(|node| reads(&nets[0].net.nodes[*node])).collect()
 }
 
 /// Adds a value of numbers that depend on the size to a net, as another input of a node.
@@ -229,24 +240,23 @@ fn add_input(fused: &mut Fused, node: usize, dtype: DType, numbers: &[f64]) {
     net.nodes[node].inputs.push(Some(id));
 }
 
-/// Matches a number that is affine in the size, or the inverse of such a number.
-fn form_of(dim: &OpenDimension, at: [i64; 2], number: AtSizes) -> Option<(AtSizes, Form)> {
-    let is_linear = |number: &AtSizes| {
-        let [first, second, most] = number.map(|x| x as i64);
+/// Matches a number that is affine in a size, or the inverse of such a number.
+fn form_of(probes: &Probes, number: &[f64]) -> Option<(AtSizes, Form)> {
+    let is_linear = |number: &[f64]| {
         let is_whole = number.iter().all(|x| x.fract() == 0.0 && x.abs() < 1e9);
-        is_whole && through(dim, at, [first, second]).is_some_and(|size: RunSize| size.at(dim.most) == most)
+        is_whole && probes.fit(&number.iter().map(|x| *x as i64).collect::<Vec<_>>()).is_some()
     };
-    let inverse = number.map(|x| (1.0 / x).round());
-    let is_inverse = number.iter().zip(inverse).all(|(x, n)| 1.0 / n == *x);
-    if is_linear(&number) {
-        return Some((number, Form::Whole));
+    let inverse: AtSizes = number.iter().map(|x| (1.0 / x).round()).collect();
+    let is_inverse = number.iter().zip(&inverse).all(|(x, n)| 1.0 / n == *x);
+    if is_linear(number) {
+        return Some((number.to_vec(), Form::Whole));
     }
     (is_inverse && is_linear(&inverse)).then_some((inverse, Form::Inverse))
 }
 
 /// Makes a map read its differing numbers.
-fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize) -> bool {
-    let mut numbers: [Vec<f64>; 3] = Default::default();
+fn of_map(probes: &Probes, nets: &mut [Fused], node: usize) -> bool {
+    let mut numbers: Vec<Vec<f64>> = vec![Vec::new(); nets.len()];
     let mut forms: Vec<String> = Vec::new();
     for (fused, numbers) in nets.iter().zip(&mut numbers) {
         let Kind::Map(expr) = &fused.net.nodes[node].kind else { return false };
@@ -257,23 +267,23 @@ fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize)
         });
         forms.push(format!("{bare:?}"));
     }
-    let [first, second, most] = &numbers;
-    if forms.iter().any(|form| *form != forms[2]) {
+    if forms.iter().any(|form| *form != forms[0]) {
         return false;
     }
-    let mut found: Vec<Option<(AtSizes, Form)>> = Vec::with_capacity(most.len());
-    for ((first, second), most) in first.iter().zip(second).zip(most) {
-        if first == most && second == most {
+    let mut found: Vec<Option<(AtSizes, Form)>> = Vec::with_capacity(numbers[0].len());
+    for at in 0..numbers[0].len() {
+        let own: AtSizes = numbers.iter().map(|numbers| numbers[at]).collect();
+        if own.iter().all(|x| *x == own[0]) {
             found.push(None);
             continue;
         }
-        match form_of(dim, at, [*first, *second, *most]) {
+        match form_of(probes, &own) {
             Some(form) => found.push(Some(form)),
             None => return false,
         }
     }
-    let dtype = nets[2].net.value(nets[2].net.nodes[node].output()).dtype;
-    let numbers: Vec<(AtSizes, Form)> = found.iter().flatten().copied().collect();
+    let dtype = nets[0].net.value(nets[0].net.nodes[node].output()).dtype;
+    let numbers: Vec<&(AtSizes, Form)> = found.iter().flatten().collect();
     let is_fit = match dtype {
         DType::F32 | DType::F64 => true,
         DType::I32 | DType::I64 => numbers.iter().all(|(_, form)| matches!(form, Form::Whole)),
@@ -282,8 +292,8 @@ fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize)
     if numbers.is_empty() || !is_fit {
         return false;
     }
-    let before = nets[2].net.nodes[node].inputs.len();
-    for (number, _) in &numbers {
+    let before = nets[0].net.nodes[node].inputs.len();
+    for (number, _) in numbers {
         nets.iter_mut().zip(number).for_each(|(fused, number)| add_input(fused, node, dtype, &[*number]));
     }
     for fused in nets {
@@ -329,34 +339,39 @@ fn each_number(expr: &mut Expr, change: &mut dyn FnMut(f64) -> Option<Expr>) {
 }
 
 /// Replaces a slice whose start depends on the size, and perhaps its length, by a gather of its positions.
-fn of_slice(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize) -> bool {
-    let parts = nets.each_ref().map(|fused| match &fused.net.nodes[node].kind {
+fn of_slice(probes: &Probes, nets: &mut [Fused], node: usize) -> bool {
+    if nets.iter().any(|fused| !matches!(fused.net.nodes[node].kind, Kind::Slice(_))) {
+        return false;
+    }
+    let parts = nets.iter().map(|fused| match &fused.net.nodes[node].kind {
         Kind::Slice(parts) => parts.clone(),
         _ => Vec::new(),
     });
-    let [first, second, most] = &parts;
-    let differ: Vec<usize> = (0..most.len())
-        .filter(|&axis| first.get(axis) != most.get(axis) || second.get(axis) != most.get(axis))
-        .collect();
+    let parts: Vec<Vec<(i64, i64)>> = parts.collect();
+    let most = parts.last().expect("there is the largest");
+    let differs = |axis: &usize| parts.iter().any(|own| own.get(*axis) != most.get(*axis));
+    let differ: Vec<usize> = (0..most.len()).filter(differs).collect();
     let &[axis] = &differ[..] else { return false };
     let step = most[axis].1;
     let shapes = |fused: &Fused| {
         let node = &fused.net.nodes[node];
         [fused.net.shape(node.input(0)).to_vec(), fused.net.shape(node.output()).to_vec()]
     };
-    let lengths = nets.each_ref().map(|fused| shapes(fused)[1][axis]);
+    let lengths: Vec<i64> = nets.iter().map(|fused| shapes(fused)[1][axis]).collect();
     // Positions of any number are those of a range.
     let is_as_long = |fused: &Fused| {
         let [from, to] = shapes(fused);
-        (to[axis] == lengths[2] || step == 1)
+        (Some(&to[axis]) == lengths.last() || step == 1)
             && from.iter().zip(&to).enumerate().all(|(own, (from, to))| own == axis || from == to)
     };
     let is_whole = |parts: &Vec<(i64, i64)>| {
         parts[axis].1 == step && parts.iter().enumerate().all(|(own, part)| own == axis || *part == (0, 1))
     };
-    let firsts = [first, second, most].map(|parts| parts[axis].0 as f64);
-    let is_fit = nets.iter().all(is_as_long) && parts.iter().all(is_whole);
-    if !is_fit || !matches!(form_of(dim, at, firsts), Some((_, Form::Whole))) {
+    if !nets.iter().all(is_as_long) || !parts.iter().all(is_whole) {
+        return false;
+    }
+    let firsts: AtSizes = parts.iter().map(|parts| parts[axis].0 as f64).collect();
+    if !matches!(form_of(probes, &firsts), Some((_, Form::Whole))) {
         return false;
     }
     for ((fused, first), n) in nets.iter_mut().zip(firsts).zip(lengths) {

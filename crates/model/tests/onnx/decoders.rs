@@ -3,7 +3,7 @@
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, Tensor, evaluate, specialise};
-use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_batches, open_pieces};
+use tilewright_model::{DecoderDims, Fused, OpenError, Runner, compile_guessed, lower, open, open_pieces};
 use tilewright_runtime::{Aligned, Constant, Context, Model, OpenDimension, PlanStep, RunError, SharedPool, Work};
 
 use crate::attention::{attended, turned};
@@ -811,8 +811,9 @@ fn the_batch_of_a_decoder_is_open() {
     let items = OpenDimension { name: "batch".to_owned(), least: 1, most: 3, step: 1 };
     for numbers in [&[1, 4][..], &[]] {
         let rows = (!numbers.is_empty()).then_some(("tokens", numbers));
-        let mut context = context_of(open_batches(&items, &dim, rows, |n_texts, n, size| {
-            Ok(graph_of_texts(&graph, n_texts, n.unwrap_or(1), &dim, size))
+        let dims = DecoderDims { past: &dim, second: None, items: Some(&items), rows };
+        let mut context = context_of(tilewright_model::open_decoder(dims, |sizes| {
+            Ok(graph_of_texts(&graph, sizes.items.unwrap(), sizes.rows.unwrap_or(1), &dim, sizes.past))
         }));
         let alone = context_of(open(&dim, |size| Ok(graph_of_texts(&graph, 3, 1, &dim, size))));
         assert!(prepared_bytes(context.model()) <= prepared_bytes(alone.model()), "{numbers:?}");

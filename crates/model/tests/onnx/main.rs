@@ -8,6 +8,7 @@ mod attention;
 mod blocks;
 mod counts;
 mod decoders;
+mod encoders;
 mod half_precision;
 mod integers;
 mod lengths;

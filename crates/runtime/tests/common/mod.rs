@@ -46,7 +46,7 @@ run { for i in 2*steps + 2 { vectorized j in 4 { Y[i,j] = X[i,j] * 3 } } }
 pub fn open_model(n_steps: usize) -> Result<Model, PlanError> {
     let mut plan =
         Plan { dim: Some(OpenDimension { name: "rows".to_owned(), least: 1, most: 8, step: 1 }), ..Plan::default() };
-    let rows = RunSize { factor: 1, term: 0, multiple: 1, divisor: 1 };
+    let rows = RunSize { factor: 1, ..RunSize::constant(0) };
     let mut ports = Vec::new();
     for (name, place) in [("x", Place::Input(0)), ("y", Place::Output(0))] {
         let tensor = plan.tensor(name, DType::F32, &[8, 4], place);

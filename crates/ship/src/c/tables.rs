@@ -30,6 +30,8 @@ struct CTables<'m> {
     /// Indices of the addresses that differ between runs, and the item whose rows each is in.
     passed: Vec<String>,
     items: Vec<String>,
+    /// Sizes that these addresses begin behind, counted from 1; 0 for none.
+    part_starts: Vec<String>,
     steps: String,
     n_steps: usize,
     /// Index of the first row of each step of the plan: each part of a kernel has one row.
@@ -76,6 +78,7 @@ impl<'m> CTables<'m> {
             n_addresses: 0,
             passed: Vec::new(),
             items: Vec::new(),
+            part_starts: Vec::new(),
             steps: String::new(),
             n_steps: 0,
             starts: model.plan().steps.iter().scan(0, add_up).collect(),
@@ -125,6 +128,9 @@ impl<'m> CTables<'m> {
                 let (item, in_item) = self.model.plan().item_of(slice);
                 self.passed.push(self.n_addresses.to_string());
                 self.items.push(item.to_string());
+                let start = self.model.plan().tensors[slice.tensor].start;
+                let start = start.map_or(0, |start| self.first_size(&[start]) + 1);
+                self.part_starts.push(start.to_string());
                 offset = in_item;
             }
             writeln!(self.addresses, "    {{{base}, {index}, {offset}}},")?;
@@ -295,6 +301,11 @@ impl<'m> CTables<'m> {
             }
             writeln!(out)?;
         }
+        if crate::has_parts(self.model.plan()) {
+            let starts: Vec<&str> = self.part_starts.iter().map(String::as_str).chain(["0"]).collect();
+            writeln!(out, "/* The sizes that these begin behind, counted from 1. */")?;
+            writeln!(out, "static const uint32_t net_start_of_passed[NET_PASSED + 1] = {{{}}};\n", starts.join(", "))?;
+        }
         writeln!(out, "/* Conditions of steps, numbered from 1 on. */")?;
         writeln!(out, "static const net_guard net_guards[] = {{\n{}    {{0, 0, 0}}\n}};\n", self.guards)
     }
@@ -303,6 +314,10 @@ impl<'m> CTables<'m> {
     fn size_tables(&self, dim: &OpenDimension, out: &mut String) -> TableWritten {
         if self.model.plan().members.is_none() {
             writeln!(out, "static const net_dimension net_the_dimension = {};", dimension(dim))?;
+        }
+        let second = self.model.plan().second.as_ref();
+        if let Some(second) = second {
+            writeln!(out, "static const net_dimension net_second_dimension = {};", dimension(second))?;
         }
         writeln!(out, "#define NET_SIZES {}u", self.open_sizes.len())?;
         let [inputs, outputs] = crate::tensors(self.model.plan());
@@ -316,12 +331,13 @@ impl<'m> CTables<'m> {
         for (table, sizes) in tables {
             writeln!(out, "static const net_size {table}[] = {{")?;
             for size in sizes {
-                let none = RunSize { factor: 0, term: 0, divisor: 1, multiple: 1 };
-                let RunSize { factor, term, divisor, multiple } = size.unwrap_or(none);
+                let RunSize { dim, factor, term, divisor, multiple } = size.unwrap_or(RunSize::constant(0));
                 let numbers = [factor, term, divisor, multiple].map(literal);
-                writeln!(out, "    {{{}}},", numbers.join(", "))?;
+                let of_dim = second.map_or(String::new(), |_| format!(", {dim}"));
+                writeln!(out, "    {{{}{of_dim}}},", numbers.join(", "))?;
             }
-            writeln!(out, "    {{0, 0, 1, 1}}\n}};")?;
+            let of_dim = second.map_or("", |_| ", 0");
+            writeln!(out, "    {{0, 0, 1, 1{of_dim}}}\n}};")?;
         }
         writeln!(out)?;
         self.item_tables(out)
