@@ -314,7 +314,8 @@ fn a_search_on_a_device_is_resumed() {
     assert!(best.status.success(), "{}", common::stderr(&best));
 }
 
-/// CLBlast computes on the same device as our kernel, and is compared if it is installed.
+/// CLBlast computes on the same device as our kernel, and is compared if it is installed. That it computes
+/// convolutions, too, is a test of peers; here its kernels would be compiled once more.
 #[test]
 fn a_library_is_measured_beside_the_recorded_kernel() {
     if device().is_none() {
@@ -322,24 +323,22 @@ fn a_library_is_measured_beside_the_recorded_kernel() {
     }
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
-    let workloads = ["matmul:m=24,n=20,k=28", "conv2d:c=3,h=9,w=8,k=5,r=3,s=3,pad=1"];
-    for workload in workloads {
-        tuned(workload, &db, &["--trials", "1"]);
-    }
+    let workload = "matmul:m=24,n=20,k=28";
+    tuned(workload, &db, &["--trials", "1"]);
     let bench = ["bench", "--device", "opencl", "--rounds", "2", "--json", "--db", common::text(&db)];
-    let output = common::run(&[&bench, &workloads[..]].concat());
+    let output = common::run(&[&bench, &[workload][..]].concat());
     let said = common::stderr(&output);
     let all: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {said}"));
     let (theirs, ours): (Vec<_>, Vec<_>) =
         all["rows"].as_array().unwrap().iter().partition(|row| row["impl"] == "clblast");
-    assert_eq!(ours.len(), workloads.len(), "{all}");
+    assert_eq!(ours.len(), 1, "{all}");
     if theirs.is_empty() {
         let left_out = said.lines().find(|line| line.contains("clblast")).unwrap_or_else(|| panic!("{said}"));
         let missing = "libclblast.so.1 is not installed (Debian and Ubuntu: apt install libclblast1";
         assert!(left_out.contains(missing), "{said}");
         return eprintln!("skipped: {left_out}");
     }
-    assert_eq!(theirs.len(), workloads.len(), "{all}: {said}");
+    assert_eq!(theirs.len(), 1, "{all}: {said}");
     for row in theirs {
         assert!(row["comparable"] == true && row["relative_error"].as_f64().unwrap() < 1e-5, "{row}");
         assert!(row["ms_median"].as_f64().unwrap() > 0.0, "{row}");
