@@ -257,7 +257,11 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
                     Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last, by_producer: fed, multicast }
                 }
                 true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N"), twice: c % 2 == 0 },
-                false => Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 },
+                false => {
+                    // Any of the loops, most of which are not inside the other.
+                    let inside = (0..c % 3).filter_map(|n| any_loop(c + 8 * n)).collect();
+                    Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64, inside }
+                }
             }
         }
     })
@@ -470,7 +474,8 @@ fn any_step() -> impl Strategy<Value = Step> {
             block,
             taps_last
         }),
-        (name(), name(), number()).prop_map(|(buffer, at, ahead)| Step::Prefetch { buffer, at, ahead }),
+        (name(), name(), number(), prop::collection::vec(name(), 0..3))
+            .prop_map(|(buffer, at, ahead, inside)| Step::Prefetch { buffer, at, ahead, inside }),
         (name(), name(), name(), any::<bool>()).prop_map(|(buffer, at, name, twice)| Step::Pipeline {
             buffer,
             at,

@@ -476,8 +476,11 @@ fn guesses_load_no_strided_bytes() {
     }
 }
 
+/// Value of `prefetch_b` for the whole next panel.
+const NEXT_PANEL: i64 = 1024;
+
 /// Checks that first guesses of products that read weights from memory compute each sum in one or two blocks,
-/// and prefetch.
+/// and prefetch: the tile's own panel, or the next one if several tiles of rows share it.
 #[test]
 fn guesses_stream_weights() {
     for sizes in ["m=1,n=2048,k=768", "m=16,n=768,k=768", "m=128,n=8192,k=768", "m=128,n=768,k=2048"] {
@@ -486,7 +489,8 @@ fn guesses_stream_weights() {
         let guess = task.first_guess(1).unwrap();
         let [blocks, prefetched] = ["k_blocks", "prefetch_b"].map(|name| task.space.int(&guess, name));
         let config = task.space.config_to_json(&guess);
-        let is_ahead = prefetched == 8 && task.space.text(&guess, "pack_b") == "whole";
+        let fetches_next = prefetched == NEXT_PANEL && sizes.starts_with("m=128");
+        let is_ahead = (fetches_next || prefetched == 8) && task.space.text(&guess, "pack_b") == "whole";
         assert!(blocks <= 2 && is_ahead, "{sizes}: {config}");
     }
 }
@@ -507,6 +511,7 @@ fn guesses_on_xeons_read_few_weights() {
         let guess = task.first_guess(0).unwrap();
         let config = task.space.config_to_json(&guess);
         assert_eq!((task.space.int(&guess, "m_blocks"), &*task.space.text(&guess, "pack_b")), (1, "whole"), "{config}");
+        assert_eq!(task.space.int(&guess, "prefetch_b"), NEXT_PANEL, "{config}");
     }
     let layer = "conv2d:c=512,h=7,w=7,k=512,r=3,s=3,pad=1,const=w,in=c16,out=c16";
     let task = task(layer);

@@ -445,8 +445,9 @@ pub enum Step {
     ///                                     }
     /// ```
     ///
-    /// The example prefetches 4 iterations ahead and omits the unrolled loops over cache lines. In TVM, this
-    /// was `prefetch` of its first schedules.
+    /// The example prefetches 4 iterations ahead and omits the unrolled loops over cache lines. A part that
+    /// is too large to be fetched at once can be spread over the iterations of loops inside `at`. In TVM,
+    /// this was `prefetch` of its first schedules.
     Prefetch {
         /// The buffer.
         buffer: String,
@@ -454,6 +455,9 @@ pub enum Step {
         at: String,
         /// Number of iterations ahead; 0 prefetches for the current iteration, before its other work.
         ahead: i64,
+        /// Loops inside `at`, the outermost first, whose iterations each prefetch a part; without any, all is
+        /// prefetched at the start of an iteration of `at`.
+        inside: Vec<String>,
     },
     /// Loads the data of the copies of an iteration of `at` into registers, one iteration earlier (software
     /// pipelining), so that the loads overlap with the rest of the earlier iteration.
@@ -681,7 +685,7 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Rfactor { stage, target, name } => rfactor::rfactor(program, stage, target, name),
         Step::Winograd { buffer, tile } => winograd::winograd(program, buffer, *tile),
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
-        Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
+        Step::Prefetch { buffer, at, ahead, inside } => prefetch::prefetch(program, buffer, at, *ahead, inside),
         Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
         Step::Stream { buffers, at, stages, held, last, by_producer: fed, multicast } => {
             stream::stream(program, buffers, at, *stages, [*held, *last, *fed, *multicast])

@@ -38,7 +38,7 @@ pub const FORMS: &[(&str, &str)] = &[
     ("rfactor", "rfactor STAGE LOOP as NAME"),
     ("winograd", "winograd STAGE 2|4"),
     ("col2im", "col2im STAGE BLOCK channels|taps"),
-    ("prefetch", "prefetch BUFFER at LOOP ahead N"),
+    ("prefetch", "prefetch BUFFER at LOOP ahead N [in LOOP...]"),
     ("pipeline", "pipeline BUFFER at LOOP -> NAME [twice]"),
     ("stream", "stream BUFFER... at LOOP in STAGES [held] [last] [fed] [multicast]"),
 ];
@@ -102,7 +102,13 @@ impl fmt::Display for Step {
             Step::Col2im { buffer, block, taps_last } => {
                 write!(f, "col2im {buffer} {block} {}", if *taps_last { "taps" } else { "channels" })
             }
-            Step::Prefetch { buffer, at, ahead } => write!(f, "prefetch {buffer} at {at} ahead {ahead}"),
+            Step::Prefetch { buffer, at, ahead, inside } => {
+                write!(f, "prefetch {buffer} at {at} ahead {ahead}")?;
+                match inside.is_empty() {
+                    true => Ok(()),
+                    false => write!(f, " in {}", inside.join(" ")),
+                }
+            }
             Step::Pipeline { buffer, at, name, twice } => {
                 write!(f, "pipeline {buffer} at {at} -> {name}{}", if *twice { " twice" } else { "" })
             }
@@ -200,8 +206,9 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         ["col2im", buffer, block, last @ ("channels" | "taps")] => {
             Step::Col2im { buffer: s(buffer), block: block.parse().ok()?, taps_last: *last == "taps" }
         }
-        ["prefetch", buffer, "at", at, "ahead", ahead] => {
-            Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()? }
+        ["prefetch", buffer, "at", at, "ahead", ahead, inside @ ..] if matches!(inside, [] | ["in", _, ..]) => {
+            let inside = inside.iter().skip(1).map(&s).collect();
+            Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()?, inside }
         }
         ["pipeline", buffer, "at", at, "->", name, twice @ ..] if matches!(twice, [] | ["twice"]) => {
             Step::Pipeline { buffer: s(buffer), at: s(at), name: s(name), twice: !twice.is_empty() }

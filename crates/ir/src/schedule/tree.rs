@@ -128,7 +128,8 @@ pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), 
     Ok(())
 }
 
-fn edit_block(
+/// Replaces the loops over this variable in a block, which lies inside loops of these ranges.
+pub fn edit_block(
     program: &Program,
     block: &mut Vec<Stmt>,
     var: LoopId,

@@ -473,7 +473,16 @@ mod step {
     }
 
     pub fn prefetch(buffer: &str, at: &str, ahead: i64) -> Step {
-        Step::Prefetch { buffer: buffer.into(), at: at.into(), ahead }
+        Step::Prefetch { buffer: buffer.into(), at: at.into(), ahead, inside: Vec::new() }
+    }
+
+    pub fn prefetch_in_parts(buffer: &str, at: &str, ahead: i64, inside: &[&str]) -> Step {
+        Step::Prefetch {
+            buffer: buffer.into(),
+            at: at.into(),
+            ahead,
+            inside: inside.iter().map(|l| (*l).to_owned()).collect(),
+        }
     }
 
     pub fn pipeline(buffer: &str, at: &str, name: &str, twice: bool) -> Step {

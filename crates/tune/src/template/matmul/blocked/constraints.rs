@@ -3,7 +3,7 @@
 use super::super::super::share::SharedWork;
 use super::super::super::{TemplateSetting, constraint_over as over, has_value, none_of};
 use super::super::{FEW_ROWS, MatmulProduct};
-use super::{PACK_A, most_tile, n_blocks, parallel_loops};
+use super::{NEXT_PANEL, PACK_A, most_tile, n_blocks, parallel_loops};
 use tilewright_ir::schedule::{LINE_BYTES, MOST_PREFETCHED_LINES};
 use tilewright_search::{Constraint, Parameter, Value};
 
@@ -112,7 +112,7 @@ fn of_copies(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -
     let plain: &[&str] = if p.a.is_k_last() { &["none", "rows"] } else { &["none"] };
     let interleaved = unless_a_is(plain, &format!("mr > 1 or {m} == 1"));
     let prefetched = ["prefetch_a", "pack_a", "inner", "mr", "k_blocks"];
-    vec![
+    let mut constraints = vec![
         over("b_packed_once", &["pack_b", "order", "m_blocks", "k_blocks"], b_once, parameters),
         over(
             "a_packed_for_enough",
@@ -122,6 +122,24 @@ fn of_copies(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -
         ),
         over("prefetch_of_rows", &prefetched, &prefetch, parameters),
         over("panels_of_rows", &["pack_a", "mr"], &interleaved, parameters),
+    ];
+    if super::can_prefetch_panel(s, p) {
+        constraints.extend(of_next_panel(s, p, parameters));
+    }
+    constraints
+}
+
+/// Constraints on prefetching the next panel of B: several tiles of rows share a panel, and have not many
+/// more steps than there are lines.
+fn of_next_panel(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> [Constraint; 2] {
+    let (lanes, bytes) = (s.target.lanes(s.workload.dtype), p.steps_at_once() * p.factor_bytes);
+    let n_tiles = format!("ceil_div({}, mr)", rows(p.m));
+    let lines = format!("unroll_k * ceil_div(nv * {lanes} * {bytes}, {LINE_BYTES})");
+    let tiles = format!("prefetch_b != {NEXT_PANEL} or {n_tiles} >= 4 and {n_tiles} <= 2 * {lines}");
+    let loops = format!("prefetch_b != {NEXT_PANEL} or pack_b == 'whole' and inner == 'jr-ir'");
+    [
+        over("panels_prefetched_in_order", &["prefetch_b", "pack_b", "inner"], &loops, parameters),
+        over("panels_prefetched_by_tiles", &["prefetch_b", "mr", "m_blocks", "nv", "unroll_k"], &tiles, parameters),
     ]
 }
 

@@ -46,6 +46,10 @@ const N_BLOCKS: [i64; 16] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64
 /// Copies of blocks of A.
 const PACK_A: &[&str] = &["none", "rows", "panels"];
 
+/// Value of `prefetch_b`, a number of steps ahead, for the whole next panel of B, of which each tile of rows
+/// prefetches a part.
+const NEXT_PANEL: i64 = 1024;
+
 /// Number of batch products per thread from which on no parallel loops inside a product are needed.
 const PRODUCTS_PER_THREAD: i64 = 4;
 
@@ -73,6 +77,16 @@ fn most_tile(s: &TemplateSetting, p: &MatmulProduct) -> (i64, i64) {
 /// Whether there are so few rows that the other operand is streamed and read once.
 fn streams(p: &MatmulProduct) -> bool {
     p.m < FEW_ROWS
+}
+
+/// Whether B is packed before the first run and is gone from the near caches at the next.
+fn is_cold(s: &TemplateSetting, p: &MatmulProduct) -> bool {
+    p.b.is_constant && (p.n * p.k * p.factor_bytes) as f64 > 0.7 * s.target.l2_bytes as f64
+}
+
+/// Whether the tiles of rows that share a panel of B may each prefetch a part of the next one.
+fn can_prefetch_panel(s: &TemplateSetting, p: &MatmulProduct) -> bool {
+    is_cold(s, p) && !streams(p)
 }
 
 /// Loops that may be parallel.
@@ -115,6 +129,8 @@ fn parameters(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Parameter> {
     } else if p.copied.is_some() {
         pack_a = &PACK_A[1..];
     }
+    let mut steps_ahead = vec![0, 4, 8];
+    steps_ahead.extend(can_prefetch_panel(s, p).then_some(NEXT_PANEL));
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
         Parameter::ordinal("nv", 1..=most_vectors),
@@ -127,7 +143,7 @@ fn parameters(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Parameter> {
         Parameter::categorical("pack_b", &pack_b),
         Parameter::ordinal("unroll_k", unrolled),
         Parameter::boolean("prefetch_a"),
-        Parameter::ordinal("prefetch_b", [0, 4, 8]),
+        Parameter::ordinal("prefetch_b", steps_ahead),
     ];
     // The sums that an epilogue reads are in registers or in the cache.
     parameters.push(match p.has_epilogue {
@@ -251,17 +267,21 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     let n_again = (ceil_div(k, depth as i64) - 1) as f64;
     cycles += n_again * 2.0 * (m * n) as f64 * sum_bytes / bandwidth(s, sums * sum_bytes);
     let b_bytes = b_elements * bytes;
-    let is_large = b_bytes > 0.7 * s.target.l2_bytes as f64;
-    let is_cold = p.b.is_constant && is_large;
+    let is_cold = is_cold(s, p);
     if is_cold || !is_copied {
         // Between two runs, the data of other kernels evict B.
         let from = if is_cold { f64::INFINITY } else { b_bytes };
         let mut first = b_bytes / bandwidth(s, from);
-        // Blocks of rows outside those of columns each stream all of B, which costs little without a mesh.
-        if is_large && !is_copied && is_meshed(s) && is_before(&order, "ic", "jc") {
-            first += (blocks.rows - 1) as f64 * b_bytes / bandwidth(s, b_bytes);
+        // Blocks of rows each stream a block of B, or all of it, which costs little without a mesh.
+        let streamed = if is_before(&order, "ic", "jc") { b_bytes } else { b_block };
+        if streamed > 0.7 * s.target.l2_bytes as f64 && !is_copied && is_meshed(s) {
+            first += (blocks.rows - 1) as f64 * b_bytes / bandwidth(s, streamed);
         }
-        let in_the_way = if is_copied { 0.8 } else { 0.8 - 0.075 * int("prefetch_b") as f64 };
+        let in_the_way = match int("prefetch_b") {
+            _ if is_copied => 0.8,
+            NEXT_PANEL => 0.1,
+            steps => 0.8 - 0.075 * steps as f64,
+        };
         cycles = cycles.max(first) + in_the_way * cycles.min(first);
     }
     cycles * p.batch.unwrap_or(1) as f64

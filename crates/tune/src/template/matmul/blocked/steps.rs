@@ -3,10 +3,11 @@
 use super::super::super::TemplateSetting;
 use super::super::super::share::SharedWork;
 use super::super::super::step::{
-    accumulate, compute_at, parallel, prefetch, reorder, split, stage_as, tensorize, unroll, vectorize,
+    accumulate, compute_at, parallel, prefetch, prefetch_in_parts, reorder, split, stage_as, tensorize, unroll,
+    vectorize,
 };
 use super::super::{MatmulFactor, MatmulProduct, ceil_div, finished_vectors};
-use super::{block_of, k_block_of};
+use super::{NEXT_PANEL, block_of, k_block_of};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 use tilewright_search::{Config, Space};
@@ -230,10 +231,12 @@ impl<'a> BlockedDecisions<'a> {
         if self.prefetch_a {
             steps.push(prefetch(p.a.name, "ir", 1));
         }
-        if self.prefetch_b > 0 {
-            let read = if self.pack_b == "none" { p.b.name } else { "B.p" };
-            steps.push(prefetch(read, "ko", self.prefetch_b));
-        }
+        let read = if self.pack_b == "none" { p.b.name } else { "B.p" };
+        steps.extend(match self.prefetch_b {
+            0 => None,
+            NEXT_PANEL => Some(prefetch_in_parts(read, "jr", 1, &["ir", "ko"])),
+            ahead => Some(prefetch(read, "ko", ahead)),
+        });
         steps
     }
 
