@@ -745,15 +745,14 @@ impl<'a> PlanBuilder<'a> {
         let value = self.fused.net.value(id);
         let n = value.shape[..axis].iter().product::<i64>();
         let inner = value.shape[axis + 1..].iter().product::<i64>() * value.dtype.size() as i64;
-        let times = |by: i64| RunSize { factor: size.factor * by, term: size.term * by, ..size };
         let name = value.name.clone();
         for at in 0..n {
             let of_room = RunSize::constant(at * value.shape[axis] * inner);
-            let mut offsets = [times(at * inner), of_room];
+            let mut offsets = [size.scaled(at * inner), of_room];
             if !is_from_packed {
                 offsets.reverse();
             }
-            let rows = CopiedRows { n: 1, pitches: [0; 2], offsets, n_bytes: times(inner) };
+            let rows = CopiedRows { n: 1, pitches: [0; 2], offsets, n_bytes: size.scaled(inner) };
             self.push(&name, Work::Move { from, to, rows }, None);
         }
     }
@@ -888,13 +887,12 @@ impl<'a> PlanBuilder<'a> {
         };
         let (of_new, of_all) = (of_value(from, new[axis]), of_value(to, all[axis]));
         let row = new[axis + 1..].iter().product::<i64>() * net.value(from).dtype.size() as i64;
-        let times = |size: RunSize| RunSize { factor: size.factor * row, term: size.term * row, ..size };
         let before = RunSize { factor: of_all.factor - of_new.factor, term: of_all.term - of_new.term, ..of_all };
         let rows = CopiedRows {
             n: new[..axis].iter().product::<i64>() as usize,
             pitches: [new[axis] * row, all[axis] * row].map(|n| n as usize),
-            offsets: [RunSize::constant(0), times(before)],
-            n_bytes: times(of_new),
+            offsets: [RunSize::constant(0), before.scaled(row)],
+            n_bytes: of_new.scaled(row),
         };
         let name = net.value(to).name.clone();
         let (from, to) = (self.slice(from)?, self.slice(to)?);
@@ -1002,11 +1000,10 @@ impl<'a> PlanBuilder<'a> {
         let (axis, size) = whole.open.expect("invariant: it is open");
         let shape = whole.shape[axis..].to_vec();
         let row = (whole.n_bytes() / whole.shape[..=axis].iter().product::<usize>()) as i64;
-        let times = |by: i64| RunSize { factor: size.factor * by, term: size.term * by, ..size };
         assert_eq!(size.divisor, 1, "invariant: inputs of a fraction of a length are unpacked");
         let n_ahead = whole.shape[..axis].iter().product::<usize>() as i64;
         assert_eq!(n_ahead, n, "invariant: it has a matrix for each product");
-        let part = PlanTensor { shape, open: Some((0, size)), start: Some(times(matrix * row)), ..whole };
+        let part = PlanTensor { shape, open: Some((0, size)), start: Some(size.scaled(matrix * row)), ..whole };
         let known = self.plan.tensors.iter().position(|own| *own == part);
         let at = known.unwrap_or(self.plan.tensors.len());
         if known.is_none() {

@@ -71,6 +71,11 @@ impl RunSize {
         RunSize { dim: 0, factor: 0, term, divisor: 1, multiple: 1 }
     }
 
+    /// Number with factor and term times `by`, such as the bytes of so many rows.
+    pub const fn scaled(self, by: i64) -> RunSize {
+        RunSize { factor: self.factor * by, term: self.term * by, ..self }
+    }
+
     /// Number in a run.
     pub fn of(&self, sizes: Sizes) -> i64 {
         self.at(sizes[self.dim])
