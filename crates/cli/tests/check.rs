@@ -120,6 +120,11 @@ fn a_length_of_inputs_is_open_beside_a_past() {
     }
     let three = run_at(path, &["--dim", "n=1..8", "--dim", "batch=1..2", "--dim", "p=0..7", "--at", "batch=2"]);
     check(three, serde_json::json!({"batch": 2, "n": 3, "p": 2}), 2);
+    // The state is compared with the first output, which it is in the model.
+    let bench = ["bench", path, "--dim", "batch=1", "--dim", "n=3", "--dim", "p=0..3", "--against", "onnxruntime"];
+    let measured = run_json(&[&bench[..], &["--rounds", "1"]].concat());
+    let ours = measured["rows"].as_array().unwrap().iter().filter(|row| row["impl"] == "tilewright");
+    assert!(ours.clone().count() > 1 && ours.clone().all(|row| row["max_error"] == 0.0), "{measured}");
     let alike = ["run", path, "--dim", "batch=1", "--dim", "p=1..8", "--dim", "n=1..8"];
     // Or it is the only one of caches alone.
     std::fs::write(path, with_inputs(&masked)).unwrap();

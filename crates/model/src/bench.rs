@@ -146,6 +146,8 @@ enum NetImplementation<'a> {
 /// Compiled model, followed by a part whose shapes depend on the data, if any.
 struct WholeRunner<'a> {
     runner: Runner,
+    /// Names of the graph's outputs, in order.
+    names: Vec<String>,
     part: Option<PartRunner<'a>>,
 }
 
@@ -160,7 +162,10 @@ impl WholeRunner<'_> {
 
     /// Outputs of the model; those of a part are computed.
     fn outputs(&mut self) -> Result<Vec<Tensor>, Error> {
-        let ahead: Vec<Tensor> = self.runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();
+        let mut ahead = self.runner.outputs();
+        // States are among the outputs of the graph.
+        ahead.sort_by_key(|(name, _)| self.names.iter().position(|own| own == name));
+        let ahead: Vec<Tensor> = ahead.into_iter().map(|(_, tensor)| tensor).collect();
         let Some(part) = &mut self.part else { return Ok(ahead) };
         let outputs = part.run(&ahead).map_err(|error| Error::failed(one_line(&error.to_string())))?;
         Ok(outputs.into_iter().map(|(_, tensor)| tensor).collect())
@@ -288,7 +293,8 @@ fn ours<'a>(
     let mut runner = Runner::cached(compiled, &threads, request.cache).map_err(failed)?;
     runner.set_all(request.inputs).map_err(failed)?;
     let part = part.map(|(part, options)| PartRunner::new(part, options));
-    let mut whole = WholeRunner { runner, part };
+    let names = request.graph.outputs.iter().map(|&id| request.graph.value(id).name.clone()).collect();
+    let mut whole = WholeRunner { runner, names, part };
     whole.runner.run().map_err(failed)?;
     let outputs = whole.outputs()?;
     Ok((whole, outputs))

@@ -650,6 +650,10 @@ impl ModelArgs {
                 Err(_) => {}
             }
         }
+        // Only a past has no elements at first, and nets of several sizes have no states in common.
+        if dims.iter().any(|dim| dim.least == 0) {
+            return Err(refused);
+        }
         let hint = "where there are as few, each gets code of its own";
         Err(bad_input(format!("{refused}; {n} sizes are more than {MOST_NETS}: {hint}")))
     }

@@ -86,7 +86,8 @@ pub(super) fn may_fold(op: &Op, inputs: Inputs<'_>, types: &[TensorType], varies
     let is_size = |ty: &TensorType| match ty.dtype {
         // Exported models test whether each element of a shape is -1.
         DType::Bool => is_one(ty) || is_short(ty),
-        dtype => !dtype.is_float(),
+        // Other integers are quantized numbers, such as rows of a table.
+        dtype => matches!(dtype, DType::I32 | DType::I64),
     };
     let is_mask = |ty: &TensorType| ty.dtype == DType::Bool && (moves(op) || matches!(op, Op::Cast(_)));
     types.iter().all(|ty| is_one(ty) || is_short(ty) || !is_open) && types.iter().all(is_size)

@@ -341,7 +341,7 @@ impl SizeComparison<'_> {
                 let of: Vec<i64> = of_nets.iter().map(|shape| shape[axis]).collect();
                 let is_there = |size: &RunSize| {
                     let least = self.probes.dims[size.dim].least;
-                    size.at(least) >= least.min(1)
+                    size.factor == 0 || size.at(least) >= least.min(1)
                 };
                 let size = self.probes.fit(&of).filter(is_there);
                 let size = size.ok_or_else(|| fail("has a size without a factor and a term", &of))?;

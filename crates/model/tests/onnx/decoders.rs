@@ -636,15 +636,22 @@ fn at(graph: &Graph, n_tokens: i64, past: i64) -> Graph {
 }
 
 /// Products of dynamically quantized rows have numbers for each column that a run computes, which are as many
-/// in pieces of any size.
+/// in pieces of any size. Rows of a quantized table of positions begin where the past ends.
 #[test]
 fn quantized_products_of_pieces_share_weights() {
     let graph = graph_at(
         17,
         "input_ids[1 tokens], past_key_values.0.key[1 1 past 8]",
         "y[1 tokens 8], present.0.key[1 1 total 8]",
-        "embed = weights[37 8]
-         x = Gather(embed, input_ids)
+        &format!(
+            "{PLACES}
+         embed = weights[37 8]
+         words = Gather(embed, input_ids)
+         table = bytes[64 8]
+         places = Gather(table, rows)
+         fine = number[0.01]
+         positions = DequantizeLinear(places, fine)
+         x = Add(words, positions)
          q, s, z = DynamicQuantizeLinear(x)
          w = bytes[8 8]
          p = MatMulInteger(q, w, z)
@@ -652,14 +659,15 @@ fn quantized_products_of_pieces_share_weights() {
          y = Mul(f, s)
          heads = numbers[0 1 -1 8]
          k = Reshape(y, heads)
-         present.0.key = Concat[axis=2](past_key_values.0.key, k)",
+         present.0.key = Concat[axis=2](past_key_values.0.key, k)"
+        ),
     );
     let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
     let fused = open_pieces_of(&graph, &dim, &[1, 12]).unwrap_or_else(|error| panic!("{error}"));
     let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
     let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
-    for n in [1, 12, 1] {
-        let own = at(&graph, n, 1);
+    for (n, past) in [(1, 0), (12, 1), (1, 13)] {
+        let own = at(&graph, n, past);
         let given = crate::open::inputs(&own, n as u64, None);
         let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
         let wanted = evaluate(&own, &named).unwrap().remove(0);

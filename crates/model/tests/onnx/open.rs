@@ -426,6 +426,8 @@ fn dimensions_behind_others_are_packed_for_callers() {
         check_library(&words, ports, statements);
     }
     check(&words, ["x[2 behind 4]", "y[2 behind 4], z[2 behind 4]"], "y = Relu(x)\n z = Identity(x)");
+    // A past of no tokens has no elements.
+    check(&words, ["x[behind 4], past[1 0 4]", "y[behind 4]"], "y = Relu(x)");
 }
 
 /// Heads of queries, keys and values, for `HEADS` in statements.
