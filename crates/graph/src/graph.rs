@@ -107,6 +107,9 @@ pub struct Graph {
     /// Representative size of the open dimension, whose real size each run gives; `None` if all sizes are
     /// fixed.
     pub open_size: Option<usize>,
+    /// Representative size of a second open dimension, such as the length of an encoder's states beside a
+    /// past.
+    pub second_size: Option<usize>,
 }
 
 /// Model as read from its file.

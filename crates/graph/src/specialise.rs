@@ -32,6 +32,8 @@ pub struct Bindings {
     /// its size are folded only if they are element counts or positions. The masks of a key-value cache are
     /// those of sequences without padding.
     pub open: Option<String>,
+    /// Name of a second open dimension, if any.
+    pub second: Option<String>,
     /// Limit of constant folding: a node with constant inputs is folded if its outputs take at most this many
     /// bytes.
     pub fold_bytes: usize,
@@ -40,7 +42,8 @@ pub struct Bindings {
 impl Default for Bindings {
     /// No bindings; values as small as shapes are folded, and weights are not.
     fn default() -> Bindings {
-        Bindings { dims: Vec::new(), shapes: Vec::new(), values: Vec::new(), open: None, fold_bytes: 1 << 16 }
+        let (dims, shapes, values) = Default::default();
+        Bindings { dims, shapes, values, open: None, second: None, fold_bytes: 1 << 16 }
     }
 }
 
@@ -123,12 +126,13 @@ pub struct Specialised {
 /// # Cost
 /// Linear in the number of nodes, plus the evaluation of folded ones.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
-    let open_size = bindings.open.as_ref().and_then(|open| bindings.dims.iter().rfind(|(name, _)| name == open));
+    let size = |of: &String| bindings.dims.iter().rfind(|(name, _)| name == of).map(|(_, size)| *size);
+    let [open_size, second_size] = [&bindings.open, &bindings.second].map(|name| name.as_ref().and_then(size));
     let open = bindings.open.clone();
     let bindings = &with_cache(graph, bindings);
     let mut job = Specialiser::new(bindings.fold_bytes);
     job.graph.name.clone_from(&graph.name);
-    job.graph.open_size = open_size.map(|(_, size)| *size);
+    (job.graph.open_size, job.graph.second_size) = (open_size, second_size);
     job.check_names(graph, bindings);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for &id in &graph.inputs {
@@ -185,7 +189,7 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
     }
     let mut job = Specialiser { takes_both: true, unrolls, ..Specialiser::new(Bindings::default().fold_bytes) };
     job.graph.name.clone_from(&graph.name);
-    job.graph.open_size = graph.open_size;
+    (job.graph.open_size, job.graph.second_size) = (graph.open_size, graph.second_size);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for &id in &graph.inputs {
         let new = job.graph.add_value(Value { producer: None, users: Vec::new(), ..graph.value(id).clone() });
@@ -697,7 +701,7 @@ fn pruned(graph: &Graph) -> Graph {
     }
     let mut new = Graph::default();
     new.name.clone_from(&graph.name);
-    new.open_size = graph.open_size;
+    (new.open_size, new.second_size) = (graph.open_size, graph.second_size);
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
     let mut moved = |new: &mut Graph, id: ValueId| {
         *map.entry(id).or_insert_with(|| {

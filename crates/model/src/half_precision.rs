@@ -28,7 +28,7 @@ pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
     let n = graph.values().len();
     let mut job = Widening { old: graph, new: Graph::default(), plain: vec![None; n], wide: vec![None; n] };
     job.new.name.clone_from(&graph.name);
-    job.new.open_size = graph.open_size;
+    (job.new.open_size, job.new.second_size) = (graph.open_size, graph.second_size);
     for &id in &graph.inputs {
         let new = job.add(id);
         job.new.inputs.push(new);

@@ -325,6 +325,8 @@ pub struct Net {
     pub states: Vec<State>,
     /// Representative size of the open (dynamic) dimension; `None` without one.
     pub open_size: Option<i64>,
+    /// Representative size of a second open dimension, if any.
+    pub second_size: Option<i64>,
     /// Values that depend only on the size of the open dimension, with their elements at this net's size.
     pub varying: Vec<(ValueId, Tensor)>,
     /// Inputs whose numbers select slices of a constant, each with the number of slices.

@@ -59,6 +59,9 @@ pub struct BindingArgs {
     /// Name of the open dimension, whose size each run sets.
     #[arg(skip)]
     open: Option<String>,
+    /// Name of a second open dimension, beside a past.
+    #[arg(skip)]
+    second: Option<String>,
     /// Sizes of the open dimensions that runs have; empty for any sizes.
     #[arg(skip)]
     only: Vec<Vec<(String, i64)>>,
@@ -106,7 +109,8 @@ impl BindingArgs {
     /// # Errors
     /// Bad input if a text is not a binding.
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
-        let mut bindings = Bindings { open: self.open.clone(), ..Bindings::default() };
+        let (open, second) = (self.open.clone(), self.second.clone());
+        let mut bindings = Bindings { open, second, ..Bindings::default() };
         let bound = self.dim.iter().filter(|text| !is_range(text) && !is_list(text));
         bound.into_iter().try_for_each(|text| bindings.bind_dim(&by_first_name(text))).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
@@ -728,7 +732,9 @@ impl ModelArgs {
                     let tokens = rows.zip(sizes.rows).map(|((name, _), n)| (name, n));
                     let others = open.items.iter().zip(sizes.items).chain(open.second.iter().zip(sizes.second));
                     let file = others.fold(self.with_tokens(tokens), |file, (other, size)| file.at(other, size));
-                    lower(file.at(dim, sizes.past))
+                    let mut file = file.at(dim, sizes.past);
+                    file.bindings.second = open.second.as_ref().map(|second| second.name.clone());
+                    lower(file)
                 })
             }
             None => open_or_repeat::<anyhow::Error>(dim, sized),

@@ -35,6 +35,11 @@ impl NodeImport<'_> {
         self.net.open_size.is_some_and(|size| size < 1 || n % size != 0)
     }
 
+    /// Whether a number of rows is an open size, or may be one by its value.
+    pub(super) fn is_open_size(&self, n: i64) -> bool {
+        [self.net.open_size, self.net.second_size].contains(&Some(n))
+    }
+
     /// Whether the open dimension is the length of a cache that a run appends to. The number of rows that it
     /// appends is then known.
     pub(super) fn has_open_cache(&self) -> bool {

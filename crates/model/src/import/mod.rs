@@ -44,7 +44,8 @@ pub(crate) use job::NodeImport;
 ///
 /// With `dots`, products of 8-bit integers with a constant operand stay integer products.
 pub fn import(graph: &Graph, dots: bool) -> Net {
-    let mut net = Net { open_size: graph.open_size.map(|size| size as i64), ..Net::default() };
+    let [open_size, second_size] = [graph.open_size, graph.second_size].map(|size| size.map(|size| size as i64));
+    let mut net = Net { open_size, second_size, ..Net::default() };
     for (_, value) in graph.values() {
         let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
         let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();

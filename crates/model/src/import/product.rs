@@ -27,8 +27,7 @@ impl NodeImport<'_> {
         if is_many
             && self.net.shape(b).len() == 2
             && self.net.value(b).constant.is_some()
-            && self.is_open_behind(n_products)
-            && !self.has_open_cache()
+            && (self.is_open_behind(n_products) && !self.has_open_cache() || self.net.second_size == Some(m))
         {
             self.product_of_each([a, b, to], [n_products, m, n, k]);
             return Ok(());
@@ -44,7 +43,7 @@ impl NodeImport<'_> {
         let mut factors = [a, b];
         let product = Kind::Product { turned: false, heads: None };
         // Matrices with an open number of rows are not merged: their rows are not contiguous.
-        let is_apart = n_products > 1 && self.net.open_size == Some(m) && self.net.value(b).constant.is_none();
+        let is_apart = n_products > 1 && self.is_open_size(m) && self.net.value(b).constant.is_none();
         let (kind, left, right, out) = if n_right == 1 && !is_apart {
             // Operand B is shared: the rows of all matrices are those of one product.
             (product, vec![n_products * m, k], vec![k, n], vec![n_products * m, n])
@@ -110,9 +109,8 @@ impl NodeImport<'_> {
 
     /// Number of rows ahead of the open dimension of rows, if that is not the first one longer than 1.
     fn n_ahead_of_open(&self, rows: ValueId) -> Option<i64> {
-        let size = self.net.open_size.filter(|size| *size > 1)?;
         let (_, outer) = self.net.shape(rows).split_last()?;
-        let axis = outer.iter().position(|n| *n == size)?;
+        let axis = outer.iter().position(|n| *n > 1 && self.is_open_size(*n))?;
         Some(outer[..axis].iter().product()).filter(|n_ahead| *n_ahead > 1)
     }
 

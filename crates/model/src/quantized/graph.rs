@@ -42,7 +42,7 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
         tables: HashMap::new(),
     };
     job.new.name.clone_from(&graph.name);
-    job.new.open_size = graph.open_size;
+    (job.new.open_size, job.new.second_size) = (graph.open_size, graph.second_size);
     for &id in &graph.inputs {
         let new = job.plain(id);
         job.new.inputs.push(new);

@@ -71,7 +71,8 @@ fn dim(name: &str, least: i64, most: i64) -> OpenDimension {
 fn at(graph: &Graph, [batch, tokens, past, length]: [i64; 4]) -> Graph {
     let sizes = [("batch", batch), ("tokens", tokens), ("past", past), ("length", length)];
     let dims = sizes.into_iter().map(|(name, n)| (name.to_owned(), n as usize)).collect();
-    let special = specialise(graph, &Bindings { dims, open: Some("past".to_owned()), ..Bindings::default() });
+    let [open, second] = ["past", "length"].map(|name| Some(name.to_owned()));
+    let special = specialise(graph, &Bindings { dims, open, second, ..Bindings::default() });
     assert!(special.problems.is_empty(), "{}", special.problems[0]);
     special.graph
 }
@@ -157,14 +158,21 @@ fn a_dimension_of_both_lengths_is_refused() {
     assert!(error.contains("`both` has a size without a factor and a term"), "{error}");
 }
 
-/// Rows of several texts, each at the room of the longest, are no rows of one product.
+/// Rows of several texts, each at the room of the longest, are multiplied apart, or lie behind each other
+/// once their dimension comes first.
 #[test]
-fn products_of_several_texts_name_the_length_that_cannot_be_open() {
+fn products_of_several_texts_have_rows_of_both_lengths() {
     let graph = graph();
     let (past, length) = (dim("past", 0, 23), dim("length", 1, 40));
-    let made = open_both(&past, Some(&length), |past, length| lowered(&graph, [2, 1, past, length]));
-    let error = made.expect_err("it is refused").to_string();
-    assert!(error.contains("joins or divides the open dimension: length cannot be open"), "{error}");
+    for batch in [2, 5] {
+        let made = open_both(&past, Some(&length), |past, length| lowered(&graph, [batch, 1, past, length]));
+        let mut runner = runner_of(made);
+        for (past, length) in [(0, 1), (23, 40), (3, 17), (8, 16), (22, 2)] {
+            runner.set_dim("past", past).unwrap();
+            runner.set_dim("length", length).unwrap();
+            check(&mut runner, &graph, [batch, 1, past, length]);
+        }
+    }
 }
 
 fn of_decoder(graph: &Graph, sizes: PieceSizes) -> Result<Fused, OpenError> {
