@@ -146,7 +146,7 @@ impl Graph {
         found.insert(id, None);
         let (node, output) = value.producer?;
         value.ty.as_ref()?.checked_bytes().filter(|n| *n <= most_bytes)?;
-        let node = self.node(node);
+        let node = Some(self.node(node)).filter(|node| !node.op.is_random())?;
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for input in &node.inputs {
             inputs.push(match input {

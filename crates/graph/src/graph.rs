@@ -174,6 +174,11 @@ impl Graph {
         self.nodes.iter_mut().map(|node| &mut node.op)
     }
 
+    /// Whether results differ between evaluations with the same inputs, as random numbers do.
+    pub fn is_random(&self) -> bool {
+        self.nodes.iter().any(|node| node.op.is_random())
+    }
+
     /// Node with an index.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]

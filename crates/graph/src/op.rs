@@ -22,6 +22,7 @@ mod norm;
 mod packed;
 mod pool;
 mod quantize;
+mod random;
 mod recurrent;
 mod reduce;
 mod repeat;
@@ -58,6 +59,7 @@ pub use norm::*;
 pub use packed::*;
 pub use pool::*;
 pub use quantize::*;
+pub use random::*;
 pub use recurrent::*;
 pub use reduce::*;
 pub use repeat::*;
@@ -117,6 +119,7 @@ pub const OPERATORS: &[&[Operator]] = &[
     packed::ROWS,
     pool::ROWS,
     quantize::ROWS,
+    random::ROWS,
     recurrent::ROWS,
     reduce::ROWS,
     repeat::ROWS,
@@ -320,6 +323,7 @@ ops! {
     QLinearConv: "Convolution of quantized numbers.",
     QLinearMatMul: "Product of quantized matrices.",
     QuantizeLinear: "Multiples of a scale as integers.",
+    Random: "Random numbers.",
     Range: "Numbers with equal steps.",
     Recurrent: "RNN, GRU or LSTM.",
     Reduce: "One number of many.",

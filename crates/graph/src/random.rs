@@ -1,5 +1,10 @@
 //! Random numbers that are reproducible on every machine and in every version.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::{DType, Tensor, TensorType};
 
 /// Generator splitmix64 (Steele, Lea and Flood 2014).
@@ -26,6 +31,23 @@ impl SplitMix64 {
         low + (self.bits() >> 40) as f64 / f64::from(1 << 24) * (high - low)
     }
 
+    /// Uniform number in `0..1` that an f32 represents.
+    pub(crate) fn unit(&mut self) -> f64 {
+        self.between(0.0, 1.0)
+    }
+
+    /// Uniform number in `0..1`.
+    pub(crate) fn unit_double(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Two numbers of the standard normal distribution.
+    pub(crate) fn normal_pair(&mut self) -> [f64; 2] {
+        let radius = (-2.0 * (1.0 - self.unit_double()).ln()).sqrt();
+        let angle = std::f64::consts::TAU * self.unit_double();
+        [radius * angle.cos(), radius * angle.sin()]
+    }
+
     /// Random f32 tensor, uniform in `low..high`.
     ///
     /// # Panics
@@ -44,6 +66,18 @@ impl SplitMix64 {
         let numbers: Vec<f64> = (0..ty.n_elements()).map(number).collect();
         Tensor::from_floats(ty.dtype, ty.shape.clone(), &numbers)
     }
+}
+
+/// Key of the random numbers that a model gives a seed.
+pub(crate) fn key_of_seed(seed: u32) -> u64 {
+    SplitMix64::new(seed.into()).bits()
+}
+
+/// Key of random numbers without a seed: another one in each call and each process.
+pub(crate) fn fresh_key() -> u64 {
+    static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+    static N_CALLS: AtomicU64 = AtomicU64::new(0);
+    SplitMix64::new(FIRST.wrapping_add(N_CALLS.fetch_add(1, Ordering::Relaxed))).bits()
 }
 
 #[cfg(test)]

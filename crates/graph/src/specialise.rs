@@ -484,6 +484,7 @@ impl Specialiser {
             self.check_made(&types, inputs).map_err(refuse)?;
         }
         let is_known = facts.iter().flatten().all(|fact| fact.value.is_some()) || node.op.reads_type_only();
+        let is_known = is_known && !node.op.is_random();
         let varies = self.varies(&node.op, inputs);
         let is_folded = is_known && n_bytes <= self.fold_bytes && may_fold(&node.op, given, &types, varies);
         let constants = match is_folded {

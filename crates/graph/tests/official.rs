@@ -8,6 +8,9 @@ use tilewright_graph::{Bindings, Tensor, evaluate, onnx, specialise};
 /// Evaluates a case, and also specialises it: both must agree on the outputs' types.
 fn check(case: &Case) -> Result<(), String> {
     let model = onnx::read(&case.model, &mut no_files).map_err(|e| e.to_string())?;
+    if model.graph.is_random() {
+        return Err("its random numbers are its own".to_owned());
+    }
     let names: Vec<String> = model.graph.inputs.iter().map(|&id| model.graph.value(id).name.clone()).collect();
     for (inputs, outputs) in &case.sets {
         let given: Vec<(&str, Tensor)> = names.iter().map(String::as_str).zip(inputs.iter().cloned()).collect();

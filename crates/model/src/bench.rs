@@ -54,6 +54,8 @@ pub struct ModelBench {
     pub flops: f64,
     /// Source of the reference outputs: the interpreter, or the first implementation that yields outputs.
     pub reference: Option<&'static str>,
+    /// Whether outputs depend on random numbers, and cannot be compared.
+    pub is_random: bool,
     /// Rows, one per implementation that ran, fastest first.
     pub rows: Vec<ModelBenchRow>,
 }
@@ -84,7 +86,8 @@ pub struct ModelBenchRow {
     pub rounds: u32,
     /// Source of the reference outputs.
     pub reference: Option<&'static str>,
-    /// Smallest cosine similarity of an output with the reference's; `None` if their shapes differ.
+    /// Smallest cosine similarity of an output with the reference's; `None` if their shapes differ or the
+    /// model has random numbers.
     pub cosine: Option<f64>,
     /// Largest relative error of an output, ‖out − reference‖ / ‖reference‖.
     pub relative_error: Option<f64>,
@@ -101,6 +104,7 @@ impl ModelBench {
     pub fn text(&self, path: &Path, place: &DeviceSpec) -> String {
         let mut cells =
             vec![["impl", "time", "best", "spread", "GFLOP/s", "ours/impl", "error"].map(str::to_owned).to_vec()];
+        let no_error = if self.is_random { "random" } else { "other shapes" };
         for row in &self.rows {
             cells.push(vec![
                 row.implementation.to_owned(),
@@ -109,7 +113,7 @@ impl ModelBench {
                 percent(row.spread),
                 digits(row.gflops_median),
                 row.ratio_to_ours.map_or("-".to_owned(), |ratio| format!("{:.3}", 1.0 / ratio)),
-                row.max_error.map_or("other shapes".to_owned(), |error| format!("{error:.1e}")),
+                row.max_error.map_or(no_error.to_owned(), |error| format!("{error:.1e}")),
             ]);
         }
         let mut text = format!("{}, {place}\n{}", path.display(), table(&cells));
@@ -198,6 +202,7 @@ pub fn bench_model(
 ) -> Result<ModelBench, Error> {
     let ModelBenchRequest { path, graph, inputs, threads, .. } = request;
     let flops = summarise(graph).flops() as f64;
+    let is_random = graph.is_random() || part.as_ref().is_some_and(|(part, _)| part.is_random());
     let (mut reference, mut contestants) = (None, Vec::new());
     if !request.ours.is_empty() {
         // All implementations run on the same CPUs, except on a GPU, whose driver has threads of its own.
@@ -242,7 +247,8 @@ pub fn bench_model(
     }
     let compare = |(name, version, details, outputs, who): (_, _, _, Vec<Tensor>, _)| {
         let (_, wanted) = reference.get_or_insert_with(|| (name, outputs.clone()));
-        ReadyImplementation { name, version, details, agreement: Agreement::of_all(&outputs, wanted), who }
+        let agreement = Agreement::of_all(&outputs, wanted).filter(|_| !is_random);
+        ReadyImplementation { name, version, details, agreement, who }
     };
     let mut contestants: Vec<ReadyImplementation<'_>> = contestants.into_iter().map(compare).collect();
     let entrants = contestants.iter_mut().map(|contestant| Entrant::new(|round| contestant.round(round))).collect();
@@ -278,7 +284,7 @@ pub fn bench_model(
     let ours_ms = rows.iter().find(|row| row.implementation == OURS).map(|row| row.ms_median);
     rows.iter_mut().for_each(|row| row.ratio_to_ours = ours_ms.map(|ours_ms| ours_ms / row.ms_median));
     rows.sort_by(|a, b| a.ms_median.total_cmp(&b.ms_median));
-    Ok(ModelBench { flops, reference, rows })
+    Ok(ModelBench { flops, reference, is_random, rows })
 }
 
 /// Prepares one of our compilations; returns it with its outputs.

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #define NET_HOST
 
@@ -25,6 +26,7 @@ typedef struct net_runtime {
 #include "max_pool.c"
 #include "mel.c"
 #include "put.c"
+#include "random.c"
 #include "roi_align.c"
 #include "scatter.c"
 #include "select.c"

@@ -58,6 +58,7 @@ operators! {
     MAX_POOL: "max_pool", net_host_max_pool, "The largest number of each window, and where it is.";
     MEL: "mel", net_host_mel, "Weights from frequencies to mel bands.";
     PUT: "put", net_host_put, "A row of a tensor, whose others stay as they are.";
+    RANDOM: "random", net_host_random, "Random numbers.";
     ROI_ALIGN: "roi_align", net_host_roi_align, "Regions of images.";
     SCATTER: "scatter", net_host_scatter, "A tensor with updates at some places.";
     SELECT: "select", net_host_select, "One of two tensors.";

@@ -41,6 +41,11 @@ impl DynamicPart {
         self.graph.nodes().next().map(|(_, node)| &node.place)
     }
 
+    /// Whether results differ between runs with the same inputs, as random numbers do.
+    pub fn is_random(&self) -> bool {
+        self.graph.is_random()
+    }
+
     /// Names of the tensors that the part reads.
     pub fn inputs(&self) -> impl Iterator<Item = &str> {
         self.graph.inputs.iter().map(|&id| self.graph.value(id).name.as_str())

@@ -18,6 +18,7 @@ mod norm;
 mod pool;
 mod product;
 mod quantize;
+mod random;
 mod recurrent;
 mod reduce;
 mod repeat;
@@ -243,6 +244,7 @@ impl NodeImport<'_> {
             Op::RotaryEmbedding(op) => self.rotated(op),
             Op::Recurrent(op) => self.recurrent(op),
             Op::Loop(op) => self.loop_of(op),
+            Op::Random(op) => self.random(op),
             Op::TreeEnsemble(op) => self.trees(op),
             Op::PairwiseCoupling(op) => self.coupled(op.n_classes),
             Op::Det(_) => self.determinants(),
@@ -305,6 +307,9 @@ impl NodeImport<'_> {
 
     /// Evaluates the node if all of its inputs are known or have no elements; its outputs become constants.
     fn evaluate(&mut self) -> Option<()> {
+        if self.node.op.is_random() {
+            return None;
+        }
         let empty = |ty: &TensorType| Tensor::new(ty.clone(), Bytes::new());
         let outputs: Vec<ValueId> = self.outputs.iter().flatten().copied().collect();
         let found: Vec<(ValueId, Tensor)> = if outputs.iter().all(|id| self.net.value(*id).n_elements() == 0) {

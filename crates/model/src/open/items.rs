@@ -7,6 +7,7 @@
 use tilewright_graph::Tensor;
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{Cond, TreePart as Part};
+use tilewright_runtime::host::RANDOM;
 use tilewright_runtime::{OpenDimension, RunSize};
 
 use super::{OpenError, OpenNet, Probes, SizeComparison, probes};
@@ -324,7 +325,9 @@ impl<'n> Placed<'n> {
                     _ => false,
                 }
             }
-            Kind::View | Kind::Append(_) | Kind::Sequence(_) | Kind::Loop(_) | Kind::Call(_) | Kind::Host(_) => false,
+            // Numbers without a key are independent of each other.
+            Kind::Call(call) => call.operator.name == RANDOM.name && call.parameters.get(5) == Some(&0),
+            Kind::View | Kind::Append(_) | Kind::Sequence(_) | Kind::Loop(_) | Kind::Host(_) => false,
         }
     }
 

@@ -206,8 +206,8 @@ impl Quantizer<'_> {
     fn add(&mut self, node: Node) {
         let given = facts(&self.new, &node.inputs);
         let is_known = !given.is_empty() && given.iter().flatten().all(|fact| fact.value.is_some());
-        let varies = self.new.varies(&node.inputs).any();
-        let found = (is_known && !varies).then(|| node.op.operation().evaluate(Inputs(&given)).ok()).flatten();
+        let is_fixed = !self.new.varies(&node.inputs).any() && !node.op.is_random();
+        let found = (is_known && is_fixed).then(|| node.op.operation().evaluate(Inputs(&given)).ok()).flatten();
         match found {
             Some(tensors) => {
                 for (id, tensor) in node.outputs.iter().zip(tensors) {

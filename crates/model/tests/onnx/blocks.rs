@@ -63,7 +63,7 @@ fn constant(text: &str, seed: u64) -> Tensor {
 fn attribute(text: &str) -> (String, Attribute) {
     let (name, value) = text.trim().split_once('=').expect("an attribute has a value");
     let words: Vec<&str> = value.split(' ').collect();
-    let is_list = words.len() > 1 || ["axes", "kernel_shape", "perm", "strides", "dilations"].contains(&name);
+    let is_list = words.len() > 1 || ["axes", "kernel_shape", "perm", "shape", "strides", "dilations"].contains(&name);
     let value = if words.iter().all(|word| word.parse::<i64>().is_ok()) {
         if is_list { Attribute::Ints(numbers(&words)) } else { Attribute::Int(value.parse().expect("an integer")) }
     } else if is_list && words.iter().all(|word| word.parse::<f32>().is_ok()) {
@@ -91,6 +91,12 @@ pub(crate) fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
 
 /// Makes the graph of statements in a version of the operators.
 pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str) -> Graph {
+    let file = file_of(opset, inputs, outputs, statements);
+    onnx::read(&file, &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
+}
+
+/// Makes the model file of statements in a version of the operators.
+pub(crate) fn file_of(opset: i64, inputs: &str, outputs: &str, statements: &str) -> bytes::Bytes {
     let ports = |list: &str| -> Vec<GraphPort> {
         let port = |text: &str| {
             let (name, sizes) = named(text);
@@ -117,6 +123,7 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
                 let attributes = operator.split_once('[').map_or("", |(_, list)| list.trim_end_matches(']'));
                 let attributes = attributes.split(',').filter(|text| !text.is_empty()).map(attribute).collect();
                 let inputs = names(arguments.trim_end_matches(')'));
+                let inputs = if inputs == [""] { Vec::new() } else { inputs };
                 let (domain, op) = op.rsplit_once('.').unwrap_or(("", op));
                 model.nodes.push(NodeFile {
                     domain: domain.to_owned(),
@@ -129,7 +136,7 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
             }
         }
     }
-    onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
+    onnx::write(&model).into()
 }
 
 /// Checks the results of kernels for statements, and that there are at most this many kernels and copies, and

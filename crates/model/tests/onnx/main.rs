@@ -15,6 +15,7 @@ mod lengths;
 mod libraries;
 mod loops;
 mod no_code;
+mod noise;
 mod numbers;
 mod open;
 mod packed;
