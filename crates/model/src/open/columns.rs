@@ -13,7 +13,8 @@ const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 const RANK: usize = 4;
 
-/// Whether the open dimension is the last one of an input of images or of lines, and no other one.
+/// Whether the open dimension is the last one of an input of images or of lines, or the second of the lines
+/// of a batch, such as frames of features, and no other one.
 pub(crate) fn has_open_columns(graph: &Graph) -> bool {
     let Some(size) = graph.open_size else { return false };
     graph.inputs.iter().map(|id| graph.value(*id)).any(|value| {
@@ -24,7 +25,7 @@ pub(crate) fn has_open_columns(graph: &Graph) -> bool {
         // Other dimensions are bound to sizes.
         let named = |(dim, n): (&Dim, &usize)| matches!(dim, Dim::Named(_)) && *n == size;
         let open: Vec<usize> = (0..dims.len()).filter(|&axis| named((&dims[axis], &ty.shape[axis]))).collect();
-        dims.len() > ROWS && open == [dims.len() - 1]
+        dims.len() > ROWS && open == [dims.len() - 1] || dims.len() == ROWS + 1 && open == [1]
     })
 }
 
