@@ -495,8 +495,7 @@ fn products_with_packed_weights_are_their_formula() {
         let rounded = |row: usize, at: usize| -> f64 {
             let first = row * k + at / block * block;
             let most = a[first..first + block].iter().fold(0.0f32, |most, x| most.max(x.abs() as f32));
-            let scale = most / 127.0;
-            f64::from((a[row * k + at] as f32 * (1.0 / scale)).round_ties_even()) * f64::from(scale)
+            f64::from((a[row * k + at] as f32 * (127.0 / most)).round_ties_even()) * f64::from(most / 127.0)
         };
         let weight = |at: usize, column: usize| -> f64 {
             let number = match bits {

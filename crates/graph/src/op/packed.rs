@@ -222,13 +222,13 @@ impl PackedWeights {
 /// Quantizes a block to 8 bits symmetrically, as [`MatMulNBits`] does for a block of A: returns the scale and
 /// the integers.
 ///
-/// The scale is `max |x| / 127` in f32, and numbers are multiplied by its inverse, rounded as well. If the
-/// scale has no inverse, as for zeros, all integers are 0.
+/// The scale is `max |x| / 127` and numbers are multiplied by `127 / max |x|`, each rounded to f32, as ONNX
+/// Runtime does on x86-64. If that quotient exceeds f32, as for zeros, all integers are 0.
 pub fn rounded_block(block: &[f64]) -> (f64, impl Iterator<Item = f64> + '_) {
     let largest = block.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let most = if block.iter().any(|x| x.is_nan()) { f64::NAN } else { largest };
-    let scale = most as f32 / 127.0;
-    let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
+    let (scale, inverse) = (most as f32 / 127.0, 127.0 / most as f32);
+    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
     let rounded = block.iter().map(move |x| {
         let x = (*x as f32 * inverse).round_ties_even();
         if x.is_nan() { 0.0 } else { f64::from(x.clamp(-127.0, 127.0)) }

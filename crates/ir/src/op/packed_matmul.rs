@@ -15,7 +15,7 @@ use crate::program::{BufferId, Program, Role};
 /// with `zeros=1`.
 ///
 /// With `int8=1`, each row of a block of A is first quantized to 8 bits: `s = max |a| / 127` and
-/// `round(a · (1 / s))`, in f32; if `s` has no inverse, the row is 0.
+/// `round(a · (127 / max |a|))`, in f32; if that quotient exceeds f32 ([`Packed::LEAST`]), the row is 0.
 pub const PACKED_MATMUL: Operator = Operator {
     name: "packed_matmul",
     text: "C[m, n] = sum over k of A[m, k] * (W[k, n] - zero) * S[k / block, n], W of few bits",
@@ -100,6 +100,9 @@ fn single(x: Expr) -> Expr {
 }
 
 impl Packed {
+    /// Least magnitude of f32 by which 127 can be divided in f32. Blocks of A whose numbers are all smaller
+    /// are quantized to 0.
+    pub const LEAST: f32 = f32::from_bits(0x02fe_0001);
     /// Stage of the products summed over a block, before scaling.
     pub const PART: &'static str = "part";
     /// Stage of A quantized to 8 bits.
@@ -150,9 +153,9 @@ impl Packed {
             single(Expr::binary(BinaryOp::Div, load(most, at), Expr::Const(127.0)))
         });
         let inverse = p.stage(spec("a.inverse", &of_inverse), |at| {
-            let least = Expr::Const(f64::from(f32::MIN_POSITIVE));
-            let is_none = Cond::Less(Box::new(load(scale, at)), Box::new(least));
-            let inverse = Expr::binary(BinaryOp::Div, Expr::Const(1.0), load(scale, at));
+            let least = Expr::Const(f64::from(Packed::LEAST));
+            let is_none = Cond::Less(Box::new(load(most, at)), Box::new(least));
+            let inverse = Expr::binary(BinaryOp::Div, Expr::Const(127.0), load(most, at));
             single(Expr::Select(Box::new(is_none), Box::new(Expr::Const(0.0)), Box::new(single(inverse))))
         });
         p.set_dtype(DType::I8);

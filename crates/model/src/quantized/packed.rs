@@ -4,6 +4,7 @@ use tilewright_graph::op::{GatherBlockQuantized, Inputs, MatMulNBits, Operation,
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
+use tilewright_ir::op::Packed;
 
 use crate::import::{NodeImport, from_start};
 use crate::net::{Kind, Packing, ValueId};
@@ -106,9 +107,9 @@ impl NodeImport<'_> {
         let most = self.step("most", Kind::Reduce(ReduceOp::Max, vec![2]), &[size], &of_blocks);
         let over = |a: Expr, b: Expr| Expr::binary(BinaryOp::Div, a, b);
         let scale = self.step("scale", Kind::Map(over(input(0), number(127.0))), &[most], &of_blocks);
-        let least = number(f64::from(f32::MIN_POSITIVE));
-        let inverse = where_less(input(0), least, number(0.0), over(number(1.0), input(0)));
-        let inverse = self.step("inverse", Kind::Map(inverse), &[scale], &of_blocks);
+        let least = number(f64::from(Packed::LEAST));
+        let inverse = where_less(input(0), least, number(0.0), over(number(127.0), input(0)));
+        let inverse = self.step("inverse", Kind::Map(inverse), &[most], &of_blocks);
         let rounded = mul(of(UnaryOp::Round, mul(input(0), input(2))), input(1));
         let rounded = self.step("rounded", Kind::Map(rounded), &[x, scale, inverse], &blocks);
         let rounded = self.viewed("whole", rounded, &[rows, whole]);
