@@ -334,26 +334,46 @@ impl Generator<'_> {
         m.select(m.fless(real(below), x), high, low)
     }
 
+    /// Evaluates a function of two numbers. A product and its sum with a number are one operation unless a
+    /// cast rounds the product in between, or a factor is an integer: dequantized numbers are rounded, as in
+    /// ONNX Runtime.
     fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
-        let (a, b) = (a.without_cast(dtype), b.without_cast(dtype));
         if !dtype.is_float() {
-            return self.integer_binary(op, a, b, dtype);
+            return self.integer_binary(op, a.without_cast(dtype), b.without_cast(dtype), dtype);
         }
         match (op, a, b) {
             (BinaryOp::Add, Expr::Binary(BinaryOp::Mul, x, y), z)
-            | (BinaryOp::Add, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
+            | (BinaryOp::Add, z, Expr::Binary(BinaryOp::Mul, x, y))
+                if !self.has_integer([x, y]) =>
+            {
                 let z = self.eval(z, dtype);
                 self.multiply_add(x, y, z, false, dtype)
             }
-            (BinaryOp::Sub, Expr::Binary(BinaryOp::Mul, x, y), z) => {
+            (BinaryOp::Sub, Expr::Binary(BinaryOp::Mul, x, y), z) if !self.has_integer([x, y]) => {
                 let z = self.eval(z, dtype);
                 let z = LaneOperand { value: self.m.unary(SsaOp::FNeg, z.value), lanes: z.lanes };
                 self.multiply_add(x, y, z, false, dtype)
             }
-            (BinaryOp::Sub, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
+            (BinaryOp::Sub, z, Expr::Binary(BinaryOp::Mul, x, y)) if !self.has_integer([x, y]) => {
                 let z = self.eval(z, dtype);
                 self.multiply_add(x, y, z, true, dtype)
             }
+            _ => self.separate(op, a.without_cast(dtype), b.without_cast(dtype), dtype),
+        }
+    }
+
+    /// Whether one of two factors is an element of an integer buffer or a cast to an integer.
+    fn has_integer(&self, factors: [&Expr; 2]) -> bool {
+        factors.into_iter().any(|factor| match factor {
+            Expr::Cast(to, _) => !to.is_float(),
+            Expr::Load(buffer, _) => !self.program.buffer(*buffer).dtype.is_float(),
+            _ => false,
+        })
+    }
+
+    /// Evaluates a function of two numbers that is one operation.
+    fn separate(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
+        match (op, a, b) {
             (BinaryOp::Pow, x, Expr::Const(n)) if [1.0, 2.0, 3.0, 4.0].contains(n) => {
                 let x = self.eval(x, dtype);
                 if *n == 1.0 {
