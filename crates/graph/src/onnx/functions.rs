@@ -77,15 +77,15 @@ const FUNCTIONS: &[&str] = &[
      -> y, _, _: \
      y = Attention[q_num_heads=@num_heads, kv_num_heads=@num_heads, is_causal=1](q, k, v, more)",
     "MultiHeadAttention(q, k, v) num_heads=1 mask_filter_value=-10000.0 -> y, _, _: \
-     none = Constant[value_float=0.0](); y = com.microsoft.MultiHeadAttention[num_heads=@num_heads]\
-     (q, k, v, , , none)",
+     zero = Constant[value_float=0.0](); none = CastLike(zero, q); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q, k, v, , , none)",
     "MultiHeadAttention(q, k, v, _, _, more) num_heads=1 -> y, _, _: \
      first = Constant[value_ints=0 0](); rest = Constant[value_ints=-1](); \
      n = Constant[value_int=@num_heads](); heads = Reshape(n, rest); \
      apart = Concat[axis=0](first, heads, rest); together = Concat[axis=0](first, rest); \
      qh = Reshape(q, apart); kh = Reshape(k, apart); vh = Reshape(v, apart); \
      qt = Transpose[perm=0 2 1 3](qh); kt = Transpose[perm=0 2 3 1](kh); vt = Transpose[perm=0 2 1 3](vh); \
-     d = Shape[start=3](qh); f = Cast[to=1](d); root = Sqrt(f); p = MatMul(qt, kt); scaled = Div(p, root); \
+     d = Shape[start=3](qh); f = CastLike(d, q); root = Sqrt(f); p = MatMul(qt, kt); scaled = Div(p, root); \
      scores = Add(scaled, more); shares = Softmax[axis=-1](scores); sums = MatMul(shares, vt); \
      turned = Transpose[perm=0 2 1 3](sums); y = Reshape(turned, together)",
     "MultiHeadAttention(q, k, v, _, _, more?, pk, pv) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 \

@@ -214,11 +214,13 @@ struct Fused {
     /// Dimensions of the mask: 0 without one, 1 for numbers of keys.
     rank: usize,
     is_causal: bool,
+    /// Whether it computes in f16.
+    is_half: bool,
 }
 
 impl Fused {
     fn graph(&self) -> Graph {
-        let Fused { batch, heads, depth, new, past, rank, is_causal } = *self;
+        let Fused { batch, heads, depth, new, past, rank, is_causal, is_half } = *self;
         let (width, all) = (heads * depth, past + new);
         let mask = [String::new(), format!("{batch}"), format!("{batch} {all}"), format!("{batch} {new} {all}")];
         let mut inputs = format!("x[{batch} {new} {width}], w[{width} {0}], b[{0}]", 3 * width);
@@ -234,13 +236,18 @@ impl Fused {
             (made, given) = ("y, present", given + ", past");
         }
         let causal = u8::from(is_causal);
-        let call = format!("com.microsoft.Attention[num_heads={heads},unidirectional={causal}]({given})");
+        let mut call = format!("com.microsoft.Attention[num_heads={heads},unidirectional={causal}]({given})");
+        if is_half {
+            call = ["x", "w", "b"].map(|name| format!("{name}h = Cast[to=10]({name})\n")).concat()
+                + &format!("yh = {}\ny = Cast[to=1](yh)", call.replace("(x, w, b", "(xh, wh, bh"));
+            return graph_at(17, &inputs, &outputs, &call);
+        }
         graph_at(17, &inputs, &outputs, &format!("{made} = {call}"))
     }
 
     /// Result, and keys and values of the present.
     fn expected(&self, given: &[(String, Tensor)]) -> [Vec<f64>; 2] {
-        let Fused { batch, heads, depth, new, past, rank, is_causal } = *self;
+        let Fused { batch, heads, depth, new, past, rank, is_causal, .. } = *self;
         let (width, all) = (heads * depth, past + new);
         let numbers = |name: &str| given.iter().find(|(own, _)| own == name).map(|(_, x)| x.floats());
         let [x, w, b] = ["x", "w", "b"].map(|name| numbers(name).unwrap());
@@ -297,7 +304,8 @@ fn fused_attentions_have_masks_and_a_past() {
         let (rank, is_causal) = (seed as usize % 4, seed / 4 % 2 == 1);
         let past = if seed >= 16 { random.random_range(1..4) } else { 0 };
         let [batch, heads, depth, new] = [3, 3, 4, 6].map(|most| random.random_range(1..=most));
-        let fused = Fused { batch, heads, depth: 2 * depth, new, past, rank, is_causal };
+        let is_half = [2, 7, 8].contains(&seed);
+        let fused = Fused { batch, heads, depth: 2 * depth, new, past, rank, is_causal, is_half };
         let special = specialise(&fused.graph(), &Bindings::default());
         assert!(special.problems.is_empty(), "{seed}: {}", special.problems[0]);
         let graph = special.graph;
@@ -336,7 +344,8 @@ fn fused_attentions_have_masks_and_a_past() {
             for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let pairs = found.floats().into_iter().zip(expected);
                 let far = pairs.map(|(x, y)| (x - y).abs() / y.abs().max(1.0)).fold(0.0, f64::max);
-                assert!(found.n_elements() == expected.len() && far <= 2e-5, "{seed}, {who}, output {at}: {far:e}");
+                let most = if is_half { 2e-2 } else { 2e-5 };
+                assert!(found.n_elements() == expected.len() && far <= most, "{seed}, {who}, output {at}: {far:e}");
             }
         }
     }
