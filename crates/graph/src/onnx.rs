@@ -154,7 +154,12 @@ impl<'a> Importer<'a, '_> {
             let what = format!("{} of its weights are sparse, which is not supported", proto.n_sparse);
             return Err(ReadError::NoModel(what));
         }
-        for initializer in &proto.initializers {
+        // Quantizers write a bias that two nodes share twice; as in ONNX Runtime the last one counts.
+        let last: HashMap<&str, usize> = proto.initializers.iter().enumerate().map(|(at, w)| (w.name, at)).collect();
+        for (at, initializer) in proto.initializers.iter().enumerate() {
+            if last[initializer.name] != at {
+                continue;
+            }
             let id = self.declare(initializer.name)?;
             match self.source.load(initializer)? {
                 LoadedTensor::Tensor(tensor) => self.set_constant(id, tensor),

@@ -15,7 +15,7 @@ pub use self::varies::Varies;
 use self::varies::{may_fold, outputs_vary};
 use crate::error::{Unbound, invalid, unsupported};
 use crate::evaluate::check_types;
-use crate::op::{Fact, If, Inputs, Op, Select, Texts, no_tensor};
+use crate::op::{Fact, If, Inputs, Op, Select, Texts, Unary, no_tensor};
 use crate::tensor::shape_text;
 use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
@@ -417,7 +417,8 @@ impl Specialiser {
         }
     }
 
-    /// Inlines the subgraphs of a node, if its inputs determine which. Returns whether it did.
+    /// Inlines the subgraphs of a node, if its inputs determine which, and drops an `Identity` whose result
+    /// is no output of the graph. Returns whether it did.
     fn replaced(
         &mut self,
         old: &Graph,
@@ -448,6 +449,10 @@ impl Specialiser {
                     }
                 }
                 name_outputs(node, outputs, map);
+            }
+            // Rules that look for a producer, such as a dequantization, find it.
+            (Op::Unary(Unary::Identity), _) if !node.outputs.iter().flatten().any(|id| old.outputs.contains(id)) => {
+                name_outputs(node, vec![inputs[0]], map);
             }
             _ => return Ok(false),
         }

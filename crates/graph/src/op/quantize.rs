@@ -64,14 +64,15 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 /// Index of the scale for each element of a tensor.
-fn scale_of(shape: &[usize], scale: &[usize], along: i64, block: usize) -> Result<impl Fn(usize) -> usize, OpError> {
+fn scale_of(shape: &[usize], scale: &[usize], scaling: Scaling) -> Result<impl Fn(usize) -> usize, OpError> {
+    let block = scaling.block;
     let n_scales = product(scale);
     let refuse = || invalid!("scales of shape {scale:?} do not fit {shape:?}");
     let (own, of_scale) = (strides(shape), strides(scale));
     let shape_owned = shape.to_vec();
     let mut at = None;
     if n_scales != 1 || block > 0 {
-        let d = axis(along, shape.len())?;
+        let d = scaling.dimension(shape.len())?;
         let fits = if block > 0 {
             scale.len() == shape.len()
                 && (0..shape.len())
@@ -136,6 +137,15 @@ fn check_scales(inputs: Inputs<'_>, at: usize, signs: Signs) -> Result<(), OpErr
 }
 
 impl Scaling {
+    /// Dimension of per-axis and blocked scales of a tensor of this rank. A vector has only one, whatever the
+    /// attribute says: quantizers leave it at its default of 1.
+    ///
+    /// # Errors
+    /// If there is no such dimension.
+    pub fn dimension(&self, rank: usize) -> Result<usize, OpError> {
+        if rank == 1 { Ok(0) } else { axis(self.axis, rank) }
+    }
+
     fn import(node: &Import) -> Result<Scaling, OpError> {
         let block = size(node.int_or("block_size", 0)?)?;
         Ok(Scaling { axis: node.int_or("axis", 1)?, block, dtype: dtype_of(node.int("output_dtype")?)? })
@@ -143,7 +153,7 @@ impl Scaling {
 
     /// Checks the scales, and returns the type of the result.
     fn infer(&self, inputs: Inputs<'_>, dtype: DType, integers: DType) -> Result<Vec<TensorType>, OpError> {
-        let _ = scale_of(inputs.shape(0)?, inputs.shape(1)?, self.axis, self.block)?;
+        let _ = scale_of(inputs.shape(0)?, inputs.shape(1)?, *self)?;
         check_zero(inputs, 2, integers, None)?;
         if let Some(zero) = inputs.optional(2)
             && product(zero.shape()) != product(inputs.shape(1)?)
@@ -164,7 +174,7 @@ impl Scaling {
         becomes: impl Fn(f64, f64, f64) -> f64,
     ) -> Result<Vec<Tensor>, OpError> {
         let (x, scale) = (inputs.tensor(0)?, inputs.tensor(1)?);
-        let of = scale_of(x.shape(), scale.shape(), self.axis, self.block)?;
+        let of = scale_of(x.shape(), scale.shape(), *self)?;
         let (scales, zeros) = (scale.floats(), inputs.optional_tensor(2)?.map(Tensor::floats));
         let mut numbers = x.floats();
         for (at, x) in numbers.iter_mut().enumerate() {

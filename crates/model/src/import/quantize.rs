@@ -1,6 +1,6 @@
 //! Import of quantization, dequantization, and products of quantized tensors.
 
-use tilewright_graph::op::{ConvShape, QLinearConv, QuantizeLinear, Scaling, axis};
+use tilewright_graph::op::{ConvShape, QLinearConv, QuantizeLinear, Scaling};
 use tilewright_graph::{DType, Float8, Op};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
@@ -51,10 +51,10 @@ impl NodeImport<'_> {
             return Ok(self.constant("scaling", &[], &[number as f32]));
         }
         if op.block > 0 {
-            let axis = axis(op.axis, shape.len())?;
+            let axis = op.dimension(shape.len())?;
             return self.scaling_of_blocks(id, &shape, axis, op.block as i64);
         }
-        let mut along = vec![1; if n == 1 { 0 } else { shape.len() - axis(op.axis, shape.len())? }];
+        let mut along = vec![1; if n == 1 { 0 } else { shape.len() - op.dimension(shape.len())? }];
         along.first_mut().into_iter().for_each(|first| *first = n);
         Ok(self.step("scaling", Kind::View, &[id], &along))
     }

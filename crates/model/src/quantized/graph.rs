@@ -5,7 +5,6 @@ use std::collections::HashMap;
 
 use tilewright_graph::op::{
     Binary, Cast, Conv, DequantizeLinear, Fact, Gather, Gemm, Inputs, MatMul, PoolKind, QuantizeLinear, Scaling, Unary,
-    axis,
 };
 use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
 use tilewright_ir::Target;
@@ -257,10 +256,18 @@ impl Quantizer<'_> {
         if done.is_some() {
             return;
         }
-        let mut node = node.clone();
-        node.inputs.iter_mut().flatten().for_each(|id| *id = self.plain(*id));
-        node.outputs.iter_mut().flatten().for_each(|id| *id = self.plain(*id));
-        self.add(node);
+        let mut new = node.clone();
+        new.inputs.iter_mut().flatten().for_each(|id| *id = self.plain(*id));
+        if self.first_is_shifted(node) {
+            if has_zero_of_first(&node.op) {
+                new.inputs.resize(new.inputs.len().max(3), None);
+                new.inputs[2] = self.zero_of_first(node);
+            } else {
+                node.outputs.iter().flatten().for_each(|id| _ = self.shifted_value(*id));
+            }
+        }
+        new.outputs.iter_mut().flatten().for_each(|id| *id = self.plain(*id));
+        self.add(new);
     }
 
     /// Integers from which a node's input was dequantized.
@@ -287,7 +294,7 @@ impl Quantizer<'_> {
         };
         let zero = if is_shifted { Some(shifted(zero.as_ref(), &scale)) } else { zero };
         (scale.dtype() == DType::F32).then_some(())?;
-        let axis = if scale.n_elements() == 1 { 0 } else { axis(scaling.axis, ty.shape.len()).ok()? };
+        let axis = if scale.n_elements() == 1 { 0 } else { scaling.dimension(ty.shape.len()).ok()? };
         let (op, place) = (node.op.clone(), node.place.clone());
         self.bytes[to.0 as usize] = Some(QuantizedValue { id, scale, zero, axis, op, place });
         Some(())
@@ -306,23 +313,11 @@ impl Quantizer<'_> {
         let (scale, zero) = (constant(1)??, constant(2)?);
         let dtype = self.old.ty(to).dtype;
         let is_output = self.old.outputs.contains(&to);
-        let graph = self.old;
-        let are_dequantized = graph.value(to).users.iter().all(|user| {
-            let user = graph.node(*user);
-            let is_known =
-                |at: usize| user.inputs.get(at).copied().flatten().is_none_or(|id| graph.value(id).constant.is_some());
-            matches!(&user.op, Op::DequantizeLinear(op) if op.0.block == 0)
-                && user.inputs[0] == Some(to)
-                && user.outputs[0].is_some_and(|id| graph.ty(id).dtype == DType::F32)
-                && user.inputs[1].is_some_and(|id| graph.ty(id).dtype == DType::F32)
-                && is_known(1)
-                && is_known(2)
-        });
-        let is_shifted = dtype == DType::I8 && are_dequantized && !is_output;
+        let is_shifted = self.may_shift(to);
         let zero = if is_shifted { Some(shifted(zero.as_ref(), &scale)) } else { zero };
         let dtype = if is_shifted { DType::U8 } else { dtype };
         if let Some(bytes) = self.bytes[x.0 as usize].clone().filter(|_| !is_output && op.0.block == 0) {
-            let axis = axis(op.0.axis, self.old.ty(x).shape.len()).unwrap_or(0);
+            let axis = op.0.dimension(self.old.ty(x).shape.len()).unwrap_or(0);
             let own = QuantizedValue { scale: scale.clone(), zero: zero.clone(), axis, ..bytes.clone() };
             if self.new.ty(bytes.id).dtype == dtype && bytes.is_like(&own) {
                 (self.plain[to.0 as usize], self.is_shifted[to.0 as usize]) = (Some(bytes.id), is_shifted);
@@ -354,13 +349,59 @@ impl Quantizer<'_> {
             Some(self.plain(node.inputs[1]?)),
             Some(self.add_constant(format!("{}.zero", self.old.value(to).name), zero?)),
         ];
-        let ty = Some(TensorType::new(DType::U8, self.old.ty(to).shape.clone()));
-        let new = Value { ty, producer: None, users: Vec::new(), ..self.old.value(to).clone() };
-        let new = self.new.add_value(new);
-        (self.plain[to.0 as usize], self.is_shifted[to.0 as usize]) = (Some(new), true);
+        let new = self.shifted_value(to);
         let op = QuantizeLinear(Scaling { dtype: None, ..op.0 });
         self.add(Node { op: op.into(), place: node.place.clone(), inputs, outputs: vec![Some(new)] });
         Some(())
+    }
+
+    /// Whether i8 numbers may become u8, with 128 added: whether each reader has a constant zero point of
+    /// theirs, or moves them to such readers.
+    fn may_shift(&self, id: ValueId) -> bool {
+        let graph = self.old;
+        let is_known = |user: &Node, at: usize| {
+            user.inputs.get(at).copied().flatten().is_none_or(|id| graph.value(id).constant.is_some())
+        };
+        let is_single = |id: Option<ValueId>| id.is_some_and(|id| graph.ty(id).dtype == DType::F32);
+        let may_read = |user: &Node| match &user.op {
+            Op::DequantizeLinear(op) if op.0.block == 0 => {
+                is_single(user.outputs[0]) && is_single(user.inputs[1]) && is_known(user, 1) && is_known(user, 2)
+            }
+            op if has_zero_of_first(op) => is_known(user, 2),
+            _ => moves(user) && user.outputs.len() == 1 && user.outputs[0].is_some_and(|id| self.may_shift(id)),
+        };
+        graph.ty(id).dtype == DType::I8
+            && !graph.outputs.contains(&id)
+            && graph
+                .value(id)
+                .users
+                .iter()
+                .map(|user| graph.node(*user))
+                .all(|user| user.inputs[0] == Some(id) && !user.inputs[1..].contains(&Some(id)) && may_read(user))
+    }
+
+    /// Adds a u8 value in place of an i8 one.
+    fn shifted_value(&mut self, id: ValueId) -> ValueId {
+        let old = self.old.value(id);
+        let ty = Some(TensorType::new(DType::U8, self.old.ty(id).shape.clone()));
+        let new = self.new.add_value(Value { ty, producer: None, users: Vec::new(), ..old.clone() });
+        (self.plain[id.0 as usize], self.is_shifted[id.0 as usize]) = (Some(new), true);
+        new
+    }
+
+    fn first_is_shifted(&self, node: &Node) -> bool {
+        node.inputs.first().copied().flatten().is_some_and(|id| self.is_shifted[id.0 as usize])
+    }
+
+    /// Zero point, input 2, of a node's first input in the new graph.
+    fn zero_of_first(&mut self, node: &Node) -> Option<ValueId> {
+        let zero = node.inputs.get(2).copied().flatten();
+        if !self.first_is_shifted(node) {
+            return zero.map(|id| self.plain(id));
+        }
+        let known = zero.and_then(|id| self.old.value(id).constant.as_ref());
+        let zero = shifted(known, &Tensor::scalar(DType::F32, 1.0));
+        Some(self.add_constant(format!("{}.zero", node.place.node), zero))
     }
 
     /// Finds the u8 value from which numbers of this shape are computed, and computes the quantized result
@@ -494,9 +535,8 @@ impl Quantizer<'_> {
         bias: Option<ValueId>,
     ) -> Option<ValueId> {
         let along = integers.along.clone();
-        let is_byte = |id: ValueId| matches!(self.new.ty(id).dtype, DType::U8 | DType::I8);
-        let rank = self.new.ty(a.id).shape.len();
-        (is_byte(a.id) && is_byte(b.id) && rank >= 2).then_some(())?;
+        let ty = self.new.ty(a.id);
+        (matches!(ty.dtype, DType::U8 | DType::I8) && ty.shape.len() >= 2).then_some(())?;
         (self.constant_of(a.id).is_none() && !self.new.ty(a.id).shape.contains(&0)).then_some(())?;
         let (of_a, of_b) = (a.scales_of_channels(along[0], integers.n_results)?, spread(&b.scales(), along[0])?);
         let both = || of_a.iter().zip(&of_b);
@@ -573,8 +613,7 @@ impl Quantizer<'_> {
 
     /// Computes the result of an operator with another constant operand, which has no zero point.
     fn with_factor(&mut self, node: &Node, integers: Integers) -> Option<()> {
-        let x = Some(self.plain(node.inputs[0]?));
-        let zero = node.inputs.get(2).copied().flatten().map(|zero| self.plain(zero));
+        let (x, zero) = (Some(self.plain(node.inputs[0]?)), self.zero_of_first(node));
         let to = node.outputs[0]?;
         let name = self.old.value(to).name.clone();
         let sums = self.sums(&name, &node.place, [x, zero], &integers)?;
@@ -595,6 +634,7 @@ impl Quantizer<'_> {
         for (at, (scale, zero)) in [(0, of_a), (3, of_b)] {
             let id = self.plain(node.inputs[at]?);
             (scale.dtype() == DType::F32).then_some(())?;
+            let zero = if at == 0 && self.first_is_shifted(node) { shifted(Some(&zero), &scale) } else { zero };
             let (op, place, zero) = (node.op.clone(), node.place.clone(), Some(zero));
             factors.push(QuantizedValue { id, scale, zero, axis, op, place });
         }
@@ -664,10 +704,13 @@ impl Quantizer<'_> {
         let to = node.outputs[0]?;
         let name = self.old.value(to).name.clone();
         let one = self.add_constant(format!("{name}.one"), Tensor::scalar(DType::F32, 1.0));
-        let zero = self.add_constant(format!("{name}.zero"), zero.reshaped(Vec::new()));
+        let is_shifted = self.may_shift(to);
+        let zero = zero.reshaped(Vec::new());
+        let zero = if is_shifted { shifted(Some(&zero), &zero) } else { zero };
+        let zero = self.add_constant(format!("{name}.zero"), zero);
         let inputs = vec![Some(multiples), Some(one), Some(zero)];
         let quantize = QuantizeLinear(Scaling { axis: 0, block: 0, dtype: None });
-        let to = self.plain(to);
+        let to = if is_shifted { self.shifted_value(to) } else { self.plain(to) };
         self.add(Node { op: quantize.into(), place: node.place.clone(), inputs, outputs: vec![Some(to)] });
         Some(())
     }
@@ -705,6 +748,11 @@ fn shifted(zero: Option<&Tensor>, scale: &Tensor) -> Tensor {
     let numbers = zero.map_or(vec![0; scale.n_elements()], Tensor::i64s);
     let numbers: Vec<i128> = numbers.into_iter().map(|zero| i128::from(zero) + 128).collect();
     Tensor::from_integers(DType::U8, shape, &numbers)
+}
+
+/// Whether an operator's third input is the zero point of its first one.
+fn has_zero_of_first(op: &Op) -> bool {
+    matches!(op, Op::QLinearMatMul(_) | Op::QLinearConv(_) | Op::MatMulInteger(_) | Op::ConvInteger(_))
 }
 
 fn is_plain(gemm: &Gemm) -> bool {

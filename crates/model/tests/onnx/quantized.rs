@@ -322,7 +322,8 @@ mod layers {
     }
 
     fn range(dtype: DType) -> (i64, i64) {
-        if dtype == DType::U8 { (0, 255) } else { (-128, 127) }
+        let (least, most) = dtype.integer_range();
+        (least as i64, most as i64)
     }
 
     fn quantized(x: f32, scale: f32, zero: i64, dtype: DType) -> i64 {
@@ -359,11 +360,16 @@ mod layers {
         }
 
         /// Weights `[k, n]`, their scales and zero points by column, and the names of all three.
-        fn weights(&mut self, n: usize, turned: bool) -> (Vec<i64>, Vec<f32>, Vec<i64>, [String; 3]) {
+        fn weights(&mut self, n: usize, turned: bool, bits: u32) -> (Vec<i64>, Vec<f32>, Vec<i64>, [String; 3]) {
             let k = self.k;
             let of_columns = self.random.random_bool(0.5);
             let is_signed = self.random.random_bool(0.7);
-            let dtype = if is_signed { DType::I8 } else { DType::U8 };
+            let dtype = match (is_signed, bits) {
+                (true, 4) => DType::I4,
+                (false, 4) => DType::U4,
+                (true, _) => DType::I8,
+                (false, _) => DType::U8,
+            };
             let (least, most) = range(dtype);
             // Some columns are at the limits of the type, all of one sign.
             let ends = self.random.random_bool(0.2);
@@ -372,7 +378,7 @@ mod layers {
             let n_scales = if of_columns { n } else { 1 };
             let scales: Vec<f32> = (0..n_scales).map(|_| self.random.random_range(0.001..0.02)).collect();
             // Zero points of unsigned weights leave some weights outside i8.
-            let zero = if is_signed { 0 } else { [128, 128, 100][self.random.random_range(0..3)] };
+            let zero = if is_signed { 0 } else { [128, 128, 100][self.random.random_range(0..3)] >> (8 - bits) };
             let zeros = vec![zero; n_scales];
             self.n_products += 1;
             let stored: Vec<i128> = match turned {
@@ -436,7 +442,8 @@ mod layers {
         fn layer(&mut self, layer: Layer, x: Bytes, dtype: DType, relu: bool) -> Bytes {
             let n = self.random.random_range(1..40);
             let turned = matches!(layer, Layer::Gemm(_, true));
-            let (weights, scales, zeros, names) = self.weights(n, turned);
+            let bits = if layer != Layer::QLinearMatMul && self.random.random_bool(0.3) { 4 } else { 8 };
+            let (weights, scales, zeros, names) = self.weights(n, turned, bits);
             let mut sums = self.sums(&x.numbers, x.zero, &weights, &zeros);
             let factors: Vec<f32> = scales.iter().map(|scale| x.scale * scale).collect();
             let axis = [("axis", Attribute::Int(i64::from(!turned)))];
@@ -452,11 +459,18 @@ mod layers {
             let mut name = match layer {
                 Layer::QLinearMatMul => {
                     let [xs, xz] = self.scale_and_zero(x.scale, x.zero, x.dtype);
-                    self.node("QLinearMatMul", &[&x.name, &xs, &xz, w, ws, wz, &s, &z], &[])
+                    let a = match self.random.random_bool(0.5) {
+                        true => self.node("Flatten", &[&x.name], &[]),
+                        false => x.name,
+                    };
+                    self.node("QLinearMatMul", &[&a, &xs, &xz, w, ws, wz, &s, &z], &[])
                 }
                 _ => {
                     let a = self.dequantize(&x);
-                    let b = self.node("DequantizeLinear", &[w, ws, wz], &axis);
+                    let mut b = self.node("DequantizeLinear", &[w, ws, wz], &axis);
+                    if self.random.random_bool(0.3) {
+                        b = self.node("Identity", &[&b], &[]);
+                    }
                     let turn = [("transB", Attribute::Int(i64::from(turned)))];
                     match layer {
                         Layer::Gemm(true, _) => {
@@ -464,9 +478,14 @@ mod layers {
                             sums.iter_mut().enumerate().for_each(|(at, sum)| *sum += bias[at % n]);
                             let numbers: Vec<i128> = bias.iter().map(|&x| x.into()).collect();
                             let bias = self.constant(Tensor::from_integers(DType::I32, vec![n], &numbers));
+                            if self.random.random_bool(0.3) {
+                                // As of a bias that two nodes share, which a quantizer writes for each.
+                                let other = Tensor::from_integers(DType::I32, vec![n], &vec![7; n]);
+                                self.file.weights.insert(0, (bias.clone(), other));
+                            }
                             let of_bias: Vec<f64> = factors.iter().map(|&x| x.into()).collect();
                             let of_bias = self.constant(Tensor::from_floats(DType::F32, vec![n], &of_bias));
-                            let axis = [("axis", Attribute::Int(0))];
+                            let axis = [("axis", Attribute::Int(self.random.random_range(0..2)))];
                             let bias = self.node("DequantizeLinear", &[&bias, &of_bias], &axis);
                             self.node("Gemm", &[&a, &b, &bias], &turn)
                         }
@@ -500,7 +519,7 @@ mod layers {
             let bytes: Vec<i64> = x.iter().map(|&x| quantized(x, scale, zero, DType::U8)).collect();
             let outputs = ["q", "s", "z"].map(|part| format!("{part}{}", self.file.nodes.len()));
             self.several("DynamicQuantizeLinear", &[name], &[], &outputs);
-            let (weights, scales, zeros, [w, ws, wz]) = self.weights(n, false);
+            let (weights, scales, zeros, [w, ws, wz]) = self.weights(n, false, 8);
             let sums = self.sums(&bytes, zero, &weights, &zeros);
             let [q, s, z] = outputs.each_ref().map(String::as_str);
             let whole = self.node("MatMulInteger", &[q, &w, z, &wz], &[]);
@@ -621,6 +640,8 @@ fn layers_of_integers_give_what_integers_say() {
             tasks.iter().filter(|(workload, _)| workload.has_integer_factors()).map(|(_, n)| n).sum();
         if target.dot4_lanes([false, true]) > 0 {
             assert_eq!(drawn.n_products, of_integers, "{about}: {tasks:?}");
+            // Kernels multiply u8 by i8 in less time than i8 by i8.
+            assert!(tasks.iter().all(|(workload, _)| !workload.to_string().contains("i8i8")), "{about}: {tasks:?}");
         }
         let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         runner.set("x", &drawn.x).unwrap();

@@ -50,8 +50,8 @@ impl Quantizer<'_> {
         integers.found.as_ref().is_some_and(|found| convolution_pays(found, [image, weights], self.target))
     }
 
-    /// Elements of a constant 8-bit operand, each minus the zero point of its output: `place` maps to the
-    /// index of an element in the constant, and `output` to its output, of `n`.
+    /// Elements of a constant operand of at most 8 bits, each minus the zero point of its output: `place`
+    /// maps to the index of an element in the constant, and `output` to its output, of `n`.
     fn centred(
         &self,
         bytes: &QuantizedValue,
@@ -59,7 +59,8 @@ impl Quantizer<'_> {
         [place, output]: [&dyn Fn(usize) -> usize; 2],
     ) -> Option<Vec<i64>> {
         let tensor = self.constant_of(bytes.id)?;
-        matches!(tensor.dtype(), DType::U8 | DType::I8).then_some(())?;
+        let fits = matches!(tensor.dtype(), DType::U8 | DType::I8 | DType::U4 | DType::I4 | DType::U2 | DType::I2);
+        fits.then_some(())?;
         let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n)?);
         Some((0..numbers.len()).map(|at| numbers[place(at)] - zeros[output(at)]).collect())
     }
