@@ -30,6 +30,10 @@ const LEAST_SAVED_BYTES: f64 = 4e6;
 /// 1.49 times.
 const MOST_OF_STEP: usize = 1 << 19;
 
+/// Operators whose numbers ONNX Runtime draws, by the seed that a program gives it.
+const RANDOM: [&str; 6] =
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
+
 /// Parts that run here.
 #[derive(Debug, Default)]
 pub struct Claim {
@@ -116,7 +120,8 @@ fn supported_with(draft: &SessionGraph, stand_in: usize) -> Supported {
         format!("{op} of `{output}`")
     };
     for (at, node) in draft.nodes.iter().enumerate() {
-        if let Some(why) = &node.foreign {
+        let of_seed = RANDOM.contains(&node.op.as_str()).then_some("its random numbers are those of a session");
+        if let Some(why) = node.foreign.as_deref().or(of_seed) {
             left.push(format!("{}: {why}", name(at)));
             nodes.remove(&at);
         }
@@ -444,6 +449,7 @@ mod tests {
     #[test]
     fn an_unknown_operator_splits_a_graph() {
         check("MatMul x w > a\nNoSuch a > b\nMatMul b w > y", "y", &[&[0], &[2]]);
+        check("MatMul x w > a\nRandomNormalLike a > b\nMatMul b w > y", "y", &[&[0], &[2]]);
     }
 
     #[test]
