@@ -12,9 +12,9 @@ use crate::open::{OpenError, open_or_repeat};
 use crate::runner::Runner;
 use crate::schedule::compile_known;
 
-/// Name of the dimension that is open in a node's kernel: the first of its inputs.
+/// Name of the dimension that is open in a node's kernel.
 const COUNT: &str = "count";
-/// Minimum number of rows that an open kernel has room for.
+/// Minimum size that an open kernel has room for.
 const LEAST_ROOM: i64 = 64;
 /// Maximum number of kernels of a node for single shapes.
 const MOST_KERNELS: usize = 8;
@@ -44,43 +44,45 @@ struct MetNode {
     runner: Option<Runner>,
 }
 
-/// Kernel of a node for any number of rows, the size of the first dimension of some of its inputs.
+/// Kernel of a node for any size of a dimension that some of its inputs have, such as the number of rows.
 struct CountedNode {
     types: Types,
-    /// Whether each input has the rows.
-    has_rows: Vec<bool>,
-    /// Maximum number of rows.
+    /// Open dimension of each input.
+    axes: Vec<Option<usize>>,
+    /// Maximum size.
     most: i64,
     runner: Runner,
 }
 
 impl CountedNode {
-    /// Number of rows of inputs of these types; `None` if they differ in more than the rows.
-    fn n_rows(&self, types: &Types) -> Option<i64> {
-        let (has_others, [_, n]) = rows_between(&self.types, types)?;
-        if has_others.contains(&true) {
-            return (has_others == self.has_rows).then_some(n as i64);
+    /// Size of the dimension in inputs of these types; `None` if they differ in more than that.
+    fn count(&self, types: &Types) -> Option<i64> {
+        let (axes, [_, n]) = axes_between(&self.types, types)?;
+        if axes.iter().any(Option::is_some) {
+            return (axes == self.axes).then_some(n as i64);
         }
-        let (own, _) = self.types.iter().zip(&self.has_rows).find(|(_, has_rows)| **has_rows)?;
-        own.as_ref()?.shape.first().map(|n| *n as i64)
+        let (own, axis) = self.types.iter().zip(&self.axes).find_map(|(own, axis)| Some((own.as_ref()?, (*axis)?)))?;
+        own.shape.get(axis).map(|n| *n as i64)
     }
 }
 
-/// Inputs whose number of rows differs between two runs, and both numbers; `None` if the inputs differ in
-/// more.
-fn rows_between(first: &Types, second: &Types) -> Option<(Vec<bool>, [usize; 2])> {
+/// Dimension in which each input differs between two runs, and both of its sizes; `None` if the inputs differ
+/// in more.
+fn axes_between(first: &Types, second: &Types) -> Option<(Vec<Option<usize>>, [usize; 2])> {
     let mut numbers = None;
-    let mut has_rows = |(a, b): (&Option<TensorType>, &Option<TensorType>)| {
+    let mut axis = |(a, b): (&Option<TensorType>, &Option<TensorType>)| {
         if a == b {
-            return Some(false);
+            return Some(None);
         }
         let (a, b) = (a.as_ref()?, b.as_ref()?);
-        let [(n, of_a), (m, of_b)] = [a.shape.split_first()?, b.shape.split_first()?];
-        let is_alike = (a.dtype, of_a) == (b.dtype, of_b) && *numbers.get_or_insert([*n, *m]) == [*n, *m];
-        is_alike.then_some(true)
+        let mut differ = (0..a.shape.len()).filter(|&axis| a.shape.get(axis) != b.shape.get(axis));
+        let (axis, None) = (differ.next()?, differ.next()) else { return None };
+        let sizes = [a.shape[axis], *b.shape.get(axis)?];
+        let is_alike = (a.dtype, a.shape.len()) == (b.dtype, b.shape.len());
+        (is_alike && *numbers.get_or_insert(sizes) == sizes).then_some(Some(axis))
     };
-    let has_rows = first.iter().zip(second).map(&mut has_rows).collect::<Option<_>>()?;
-    Some((has_rows, numbers.unwrap_or_default()))
+    let axes = first.iter().zip(second).map(&mut axis).collect::<Option<_>>()?;
+    Some((axes, numbers.unwrap_or_default()))
 }
 
 /// Kernels of a node.
@@ -95,10 +97,10 @@ struct NodeKernels {
 impl NodeKernels {
     fn run(&mut self, node: &RunNode) -> Option<Vec<Tensor>> {
         let types: Types = node.inputs.0.iter().map(|fact| fact.map(|fact| fact.ty.clone())).collect();
-        if !self.met.iter().any(|met| met.types == types) && self.n_rows(&types).is_none() {
+        if !self.met.iter().any(|met| met.types == types) && self.count(&types).is_none() {
             self.meet(node, &types);
         }
-        if let (Some(n), Some(counted)) = (self.n_rows(&types), &mut self.counted) {
+        if let (Some(n), Some(counted)) = (self.count(&types), &mut self.counted) {
             counted.runner.set_dim(COUNT, n).ok()?;
             return run_alone(&mut counted.runner, node.inputs);
         }
@@ -106,18 +108,18 @@ impl NodeKernels {
         run_alone(met.runner.as_mut()?, node.inputs)
     }
 
-    /// Number of rows of inputs of these types, if the kernel for any number of rows takes them.
-    fn n_rows(&self, types: &Types) -> Option<i64> {
+    /// Size of the open dimension in inputs of these types, if the kernel for any size takes them.
+    fn count(&self, types: &Types) -> Option<i64> {
         let counted = self.counted.as_ref()?;
-        counted.n_rows(types).filter(|n| (1..=counted.most).contains(n))
+        counted.count(types).filter(|n| (1..=counted.most).contains(n))
     }
 
-    /// Compiles a node for shapes that are new to it: for any number of rows if only that number differs from
+    /// Compiles a node for shapes that are new to it: for any size of a dimension if only that differs from
     /// an earlier run.
     fn meet(&mut self, node: &RunNode, types: &Types) {
         let before = self.counted.as_ref().map(|counted| &counted.types).or(self.met.last().map(|met| &met.types));
         if let Some(counted) = before.and_then(|before| node.counted(before, types)) {
-            self.met.retain(|met| counted.n_rows(&met.types).is_none());
+            self.met.retain(|met| counted.count(&met.types).is_none());
             (self.counted, self.n_compiled) = (Some(counted), self.n_compiled + 1);
             return;
         }
@@ -132,8 +134,8 @@ impl NodeKernels {
 
 /// Part of a model whose shapes depend on the data, evaluated operator by operator. Nodes with much
 /// arithmetic are compiled when a run first has their shapes: if the shapes of a second run differ only in
-/// the number of rows, such as that of a detector's boxes, to a kernel for any number of rows; otherwise to a
-/// kernel for each of the most recent shapes.
+/// one dimension, such as the number of a detector's boxes or the length of a signal, to a kernel for any
+/// size of it; otherwise to a kernel for each of the most recent shapes.
 pub struct PartRunner<'a> {
     part: &'a DynamicPart,
     options: PartOptions<'a>,
@@ -175,7 +177,7 @@ struct RunNode<'a> {
     options: PartOptions<'a>,
 }
 
-/// Reason why a node has no kernel for any number of rows.
+/// Reason why a node has no kernel for any size.
 struct NotCounted;
 
 impl From<OpenError> for NotCounted {
@@ -198,39 +200,43 @@ impl RunNode<'_> {
         Runner::cached(&compiled, pool, making.cache).ok()
     }
 
-    /// Compiles the node on its own.
-    fn kernel(&self) -> Option<Runner> {
-        self.part.is_heavy(self.id, self.inputs).then(|| self.compiled(self.lowered(self.inputs)?)).flatten()
+    /// Whether a kernel of the node would be faster than the reference; tensors without elements have none.
+    fn is_heavy(&self) -> bool {
+        let is_empty = self.inputs.0.iter().flatten().any(|fact| fact.ty.n_elements() == 0);
+        !is_empty && self.part.is_heavy(self.id, self.inputs)
     }
 
-    /// Compiles the node for any number of rows, the dimension in which its inputs differ from `before`.
+    /// Compiles the node on its own.
+    fn kernel(&self) -> Option<Runner> {
+        self.is_heavy().then(|| self.compiled(self.lowered(self.inputs)?)).flatten()
+    }
+
+    /// Compiles the node for any size of the dimension in which its inputs differ from `before`.
     fn counted(&self, before: &Types, types: &Types) -> Option<CountedNode> {
-        let (has_rows, numbers) = rows_between(before, types)?;
-        let is_worth_it = has_rows.contains(&true) && self.part.is_heavy(self.id, self.inputs);
+        let (axes, numbers) = axes_between(before, types)?;
+        let is_worth_it = axes.iter().any(Option::is_some) && self.is_heavy();
         if !is_worth_it || self.options.target.gpu.is_some() {
             return None;
         }
         let most = (numbers.into_iter().max()?.next_power_of_two() as i64).max(LEAST_ROOM);
         let dim = OpenDimension { name: COUNT.to_owned(), least: 1, most, step: 1 };
         let lowered = |n: i64| {
-            let with_rows = |(ty, has_rows): (&Option<TensorType>, &bool)| {
+            let sized = |(ty, axis): (&Option<TensorType>, &Option<usize>)| {
                 let mut ty = ty.clone()?;
-                if *has_rows {
-                    ty.shape[0] = n as usize;
-                }
+                axis.iter().for_each(|axis| ty.shape[*axis] = n as usize);
                 Some(ty)
             };
-            let own: Types = types.iter().zip(&has_rows).map(with_rows).collect();
+            let own: Types = types.iter().zip(&axes).map(sized).collect();
             let mut facts = Vec::with_capacity(own.len());
-            for ((fact, own), has_rows) in self.inputs.0.iter().zip(&own).zip(&has_rows) {
-                let counted = own.as_ref().filter(|_| *has_rows).map(|ty| Fact { ty, value: None });
+            for ((fact, own), axis) in self.inputs.0.iter().zip(&own).zip(&axes) {
+                let counted = own.as_ref().filter(|_| axis.is_some()).map(|ty| Fact { ty, value: None });
                 facts.push(counted.or(*fact));
             }
             self.lowered(Inputs(&facts)).ok_or(NotCounted)
         };
         let fused = open_or_repeat::<NotCounted>(&dim, lowered).ok()?;
         let runner = self.compiled(fused)?;
-        Some(CountedNode { types: types.clone(), has_rows, most, runner })
+        Some(CountedNode { types: types.clone(), axes, most, runner })
     }
 }
 
