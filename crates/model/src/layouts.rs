@@ -451,14 +451,14 @@ fn in_one_element(net: &Net, id: ValueId) -> bool {
     matches!(net.shape(id), [_, _, 1, 1])
 }
 
-/// Whether a nest processes each channel separately and identically, so that it can process blocks of
-/// channels.
+/// Whether a nest processes each channel separately and identically, or moves adjacent channels, so that it
+/// can process blocks of channels.
 fn keeps_channels(net: &Net, kernel: &Kernel) -> bool {
     let is_of_images = |id: &ValueId| net.shape(*id).len() == 4;
     kernel.members.iter().map(|&at| &net.nodes[at]).all(|node| {
         node.outputs.iter().all(is_of_images)
             && match &node.kind {
-                Kind::Map(_) => true,
+                Kind::Map(_) | Kind::Pixels { .. } => true,
                 // A gather of single elements from a list.
                 Kind::Gather { axis: 0, .. } => net.shape(node.input(0)).len() == 1,
                 Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),

@@ -146,6 +146,14 @@ pub enum Kind {
     /// Separable gather: the input's index in each dimension is a function of the output's index in that
     /// dimension.
     Pick(Vec<Line>),
+    /// Channels to pixels (depth to space): each pixel becomes a block of pixels, of which each takes as many
+    /// adjacent channels as the result has.
+    Pixels {
+        /// Rows and columns of a block.
+        block: [i64; 2],
+        /// Rows and columns of pixels that are cut off before the result; those behind it are, too.
+        before: [i64; 2],
+    },
     /// Reduction along some dimensions, which are kept with size 1.
     Reduce(ReduceOp, Vec<usize>),
     /// Reduction of each sliding window; elements in the padding are left out.

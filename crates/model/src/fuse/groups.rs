@@ -67,7 +67,7 @@ pub(super) fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
 pub(super) fn is_of_nest(net: &Net, node: &Node) -> bool {
     match &node.kind {
         Kind::Map(_) | Kind::Transpose(_) | Kind::Pad(..) | Kind::Pick(_) | Kind::Reduce(..) | Kind::Window(..) => true,
-        Kind::Gather { .. } => true,
+        Kind::Gather { .. } | Kind::Pixels { .. } => true,
         Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
         Kind::Concat(axis) => !is_flat(net, node, *axis),
         Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_) | Kind::Sequence(_) | Kind::Loop(_) => {
@@ -131,7 +131,9 @@ fn may_join(
         matches!(user.kind, Kind::Gather { .. }) && user.inputs[0].is_some_and(|id| ids.contains(&id))
     };
     let is_little = n_own * LITTLE <= n_root && !has_window;
-    if users.iter().any(gathers_from) {
+    // The kernel of pixels only moves them.
+    let is_of_pixels = matches!(net.nodes[root].kind, Kind::Pixels { .. });
+    if is_of_pixels || users.iter().any(gathers_from) {
         return false;
     }
     match &node.kind {

@@ -5,6 +5,7 @@ mod absorb;
 mod groups;
 mod nest;
 mod pairs;
+mod pixels;
 mod repeat;
 mod workload;
 

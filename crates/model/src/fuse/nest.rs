@@ -7,6 +7,7 @@ use tilewright_ir::op::{ProgramBuilder, SizeRange, StageSpec, Workload, Workload
 use tilewright_ir::{BufferId, DType, Expr, Index, Role};
 use tilewright_runtime::RunSize;
 
+use super::pixels::pixels;
 use super::{Kernel, in_memory};
 use crate::net::{Kind, Net, Node, ValueId, Windows};
 use crate::open::loops::{OpenLoop, OpenSizes, at_once};
@@ -36,7 +37,10 @@ struct NestBuilder<'a> {
 
 /// Makes a nest; `block_of` tells the block of adjacent channels of each image.
 pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i64) -> Result<Kernel, WorkloadError> {
-    Ok(open_nest(net, members, block_of, &|_, _| None)?.0)
+    match members {
+        [at] if matches!(net.nodes[*at].kind, Kind::Pixels { .. }) => pixels(net, *at, block_of),
+        _ => Ok(open_nest(net, members, block_of, &|_, _| None)?.0),
+    }
 }
 
 /// Makes a nest as [`nest`] does, with open dimensions, whose largest sizes are those in the net: `open`
@@ -300,7 +304,7 @@ impl NestBuilder<'_> {
             Kind::Pad(before, fill) => self.padded(node, at, before, *fill),
             Kind::Concat(axis) => self.concatenated(node, at, *axis),
             Kind::Gather { axis, by_element } => self.gathered(node, at, *axis, *by_element),
-            _ => unreachable!("reductions are computed into buffers"),
+            _ => unreachable!("reductions are computed into buffers, pixels by kernels of their own"),
         }
     }
 

@@ -291,7 +291,7 @@ impl<'n> Placed<'n> {
                 None => lines[axis].factor == 0,
             },
             Kind::Reduce(_, dims) => of_first == Some(axis) && !dims.contains(&axis),
-            Kind::Conv(_) => of_first == Some(0) && axis == 0 && others_are_shared(),
+            Kind::Conv(_) | Kind::Pixels { .. } => of_first == Some(0) && axis == 0 && others_are_shared(),
             Kind::Product { heads: None, .. } => {
                 // Items are rows of operand A, or products of a batch.
                 let of_second = self.axis_of(node.input(1));

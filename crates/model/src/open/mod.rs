@@ -658,6 +658,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                     return refuse("cuts or resizes the open dimension");
                 }
             }
+            Kind::Pixels { .. } => return refuse("turns channels to pixels"),
             Kind::Append(axis) => {
                 let is_open_before = axes(node.output())[..*axis].iter().any(Option::is_some);
                 if is_open_before || axes(node.output())[*axis + 1..].iter().any(Option::is_some) {

@@ -12,8 +12,11 @@ use tilewright_ir::Target;
 mod blocks;
 mod factors;
 mod forms;
+mod phases;
+mod sinking;
 
 use factors::Integers;
+use sinking::with_sunk_quantization;
 
 /// Rewrites a specialised graph whose `DequantizeLinear` nodes read constants.
 ///
@@ -29,7 +32,9 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
     if !graph.nodes().any(|(_, node)| is_quantized(&node.op)) {
         return Cow::Borrowed(graph);
     }
-    let n = graph.values().len();
+    let dots = has_dots(target);
+    let sunk = if dots { with_sunk_quantization(graph, target) } else { Cow::Borrowed(graph) };
+    let (graph, n) = (&*sunk, sunk.values().len());
     let mut job = Quantizer {
         old: graph,
         new: Graph::default(),
@@ -37,7 +42,7 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
         bytes: vec![None; n],
         is_shifted: vec![false; n],
         target,
-        dots: has_dots(target),
+        dots,
         tables: HashMap::new(),
     };
     job.new.name.clone_from(&graph.name);

@@ -20,6 +20,24 @@ pub fn convolution_pays(found: &ConvShape, factors: [ElementType; 2], target: &T
 }
 
 fn pays(found: &ConvShape, factors: [ElementType; 2], target: &Target) -> Option<bool> {
+    let of_integers = integer_cycles(found, factors, target)?;
+    let n_elements = [found.n * found.c * found.image.iter().product::<usize>(), found.out().iter().product()];
+    let conversions: f64 = n_elements.iter().zip(CONVERSIONS).map(|(n, cycles)| *n as f64 * cycles).sum();
+    Some(of_integers < cycles(found, None, &[EpilogueFunction::Bias], target)? + conversions)
+}
+
+/// Estimate of the cycles of an integer convolution of operands of these types, whose result is quantized.
+pub fn integer_cycles(found: &ConvShape, factors: [ElementType; 2], target: &Target) -> Option<f64> {
+    let closed = [EpilogueFunction::Init, EpilogueFunction::Dequant, EpilogueFunction::QuantU8];
+    cycles(found, Some(factors), &closed, target)
+}
+
+fn cycles(
+    found: &ConvShape,
+    factors: Option<[ElementType; 2]>,
+    epilogue: &[EpilogueFunction],
+    target: &Target,
+) -> Option<f64> {
     let conv = window_of(found, false)?;
     let whole = |list: Vec<usize>| list.into_iter().map(|n| n as i64).collect::<Vec<_>>();
     let x = whole([&[found.n, found.c][..], &found.image].concat());
@@ -27,16 +45,9 @@ fn pays(found: &ConvShape, factors: [ElementType; 2], target: &Target) -> Option
     let block = target.lanes(ElementType::F32);
     let is_simple = found.groups == 1 || found.groups == found.c && found.m == found.c;
     let channels = [found.c, found.m].map(|n| if is_simple && n as i64 % block == 0 { block } else { 1 });
-    let cycles = |factors: Option<[ElementType; 2]>, epilogue: &[EpilogueFunction]| {
-        let epilogue = epilogue.iter().map(|function| Epilogue::new(*function, &[])).collect::<Option<_>>()?;
-        let workload = convolution_of(&conv, &x, &w, found.m as i64, factors, false).ok()?;
-        let workload = workload.with_epilogue(epilogue).ok()?.with_constants(vec!["w".to_owned()]).ok()?;
-        let workload = workload.with_layout(Layout::of_channels(channels)).ok()?;
-        Choice::guess(&workload, target, 1, None).ok()?.estimate()
-    };
-    let closed = [EpilogueFunction::Init, EpilogueFunction::Dequant, EpilogueFunction::QuantU8];
-    let of_integers = cycles(Some(factors), &closed)?;
-    let n_elements = [found.n * found.c * found.image.iter().product::<usize>(), found.out().iter().product()];
-    let conversions: f64 = n_elements.iter().zip(CONVERSIONS).map(|(n, cycles)| *n as f64 * cycles).sum();
-    Some(of_integers < cycles(None, &[EpilogueFunction::Bias])? + conversions)
+    let epilogue = epilogue.iter().map(|function| Epilogue::new(*function, &[])).collect::<Option<_>>()?;
+    let workload = convolution_of(&conv, &x, &w, found.m as i64, factors, false).ok()?;
+    let workload = workload.with_epilogue(epilogue).ok()?.with_constants(vec!["w".to_owned()]).ok()?;
+    let workload = workload.with_layout(Layout::of_channels(channels)).ok()?;
+    Choice::guess(&workload, target, 1, None).ok()?.estimate()
 }

@@ -53,10 +53,14 @@ const JOINING: &[Rule] = &[
     ("sink_moves", moves::sink_moves),
 ];
 
+/// Rule that is applied before those that would convert bytes to numbers before they move.
+const JOIN_PIXELS: Rule = ("join_pixels", shuffles::join_pixels);
+
 const INTERLEAVE_GROUPS: Rule = ("interleave_groups", shuffles::interleave_groups);
 
 /// All rules, in the order in which a net is rewritten.
 const PASSES: &[RewritingStage] = &[
+    RewritingStage::Once(JOIN_PIXELS),
     RewritingStage::Repeat(JOINING),
     RewritingStage::Once(INTERLEAVE_GROUPS),
     RewritingStage::Once(DROP_VIEWS),
@@ -73,6 +77,8 @@ const PASSES: &[RewritingStage] = &[
     RewritingStage::Repeat(JOINING),
     RewritingStage::Once(INTERLEAVE_GROUPS),
     RewritingStage::Once(DROP_VIEWS),
+    // Numbers that have been quantized before they move, too.
+    RewritingStage::Once(JOIN_PIXELS),
 ];
 
 /// Maximum number of rounds of repeated rules. A round processes chains of any length completely; a model of

@@ -1,8 +1,8 @@
-//! Rules for channel shuffles after grouped convolutions.
+//! Rules for channels that move: shuffles after grouped convolutions, and channels that become pixels.
 
 use tilewright_graph::DType;
 
-use super::Links;
+use super::{Links, only_user};
 use crate::net::{Kind, Net, ValueId};
 
 /// Turns a shuffle of a grouped convolution's channels into the order in which the convolution stores them.
@@ -81,5 +81,73 @@ fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
     let Kind::Conv(conv) = &mut net.nodes[anchor].kind else { return None };
     conv.interleaved = true;
     net.nodes[at].kind = Kind::View;
+    Some(())
+}
+
+/// Order of a transposition from phases of rows and columns, channels, rows and columns to pixels.
+const TO_PIXELS: [usize; 6] = [0, 3, 4, 1, 5, 2];
+
+/// Joins the views and the transposition by which channels of bytes become blocks of pixels, and a crop
+/// behind them, to one operation, whose kernel moves blocks of channels.
+pub(super) fn join_pixels(net: &mut Net) -> usize {
+    if net.open_size.is_some() {
+        return 0;
+    }
+    let (producers, users) = (net.producers(), net.readers());
+    let mut is_left_out = vec![false; net.nodes.len()];
+    let mut n_joined = 0;
+    for at in 0..net.nodes.len() {
+        n_joined += usize::from(pixels_in_place(net, &producers, &users, &mut is_left_out, at).is_some());
+    }
+    if n_joined > 0 {
+        let mut is_left_out = is_left_out.into_iter();
+        net.nodes.retain(|_| is_left_out.next() == Some(false));
+        net.prune();
+    }
+    n_joined
+}
+
+/// Rewrites a transposition that makes pixels of channels.
+fn pixels_in_place(
+    net: &mut Net,
+    producers: &[Option<usize>],
+    users: &[Vec<usize>],
+    is_left_out: &mut [bool],
+    at: usize,
+) -> Option<()> {
+    let Kind::Transpose(order) = &net.nodes[at].kind else { return None };
+    let (divided, turned) = (net.nodes[at].input(0), net.nodes[at].output());
+    let is_of_bytes = matches!(net.value(turned).dtype, DType::U8 | DType::I8);
+    (is_of_bytes && order[..] == TO_PIXELS).then_some(())?;
+    let &[n, rows, columns, channels, height, width] = net.shape(divided) else { return None };
+    let before = &net.nodes[producers[divided.0]?];
+    let x = matches!(before.kind, Kind::View).then(|| before.input(0))?;
+    (net.shape(x) == [n, rows * columns * channels, height, width]).then_some(())?;
+    let view = only_user(net, users, turned).filter(|view| matches!(net.nodes[*view].kind, Kind::View))?;
+    let image = net.nodes[view].output();
+    let whole = [n, channels, height * rows, width * columns];
+    let mut kind = Kind::Pixels { block: [rows, columns], before: [0, 0] };
+    if net.shape(image) != whole {
+        // The view has other dimensions than those of an image.
+        let (name, dtype) = (net.value(image).name.clone(), net.value(image).dtype);
+        let pixels = net.add_value(&name, dtype, &whole);
+        let node = &mut net.nodes[at];
+        (node.kind, node.inputs, node.outputs) = (kind, vec![Some(x)], vec![pixels]);
+        net.nodes[view].inputs = vec![Some(pixels)];
+        return Some(());
+    }
+    is_left_out[view] = true;
+    let mut to = image;
+    if let Some(crop) = only_user(net, users, image)
+        && let Kind::Slice(parts) = &net.nodes[crop].kind
+        && let [(0, 1), (0, 1), (top, 1), (left, 1)] = parts[..]
+        && net.shape(net.nodes[crop].output())[..2] == whole[..2]
+    {
+        is_left_out[crop] = true;
+        to = net.nodes[crop].output();
+        kind = Kind::Pixels { block: [rows, columns], before: [top, left] };
+    }
+    let node = &mut net.nodes[at];
+    (node.kind, node.inputs, node.outputs) = (kind, vec![Some(x)], vec![to]);
     Some(())
 }

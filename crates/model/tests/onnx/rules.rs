@@ -78,7 +78,16 @@ fn every_rule_changes_something() {
         ("of_keys", whole(&[4], &[1, 4, 3, 8])),
         ("half", Tensor::from_floats(DType::F32, Vec::new(), &[0.5])),
     ];
+    let pixels: &[Node] = &[
+        ("image", "Reshape", &["x", "shape"], None),
+        ("bytes", "QuantizeLinear", &["image", "step"], None),
+        ("pixels", "DepthToSpace", &["bytes"], Some(("blocksize", Attribute::Int(2)))),
+        ("y", "DequantizeLinear", &["pixels", "step"], None),
+    ];
+    let step = Tensor::from_floats(DType::F32, Vec::new(), &[0.1]);
+    let of_pixels = [("shape", whole(&[4], &[1, 8, 2, 3])), ("step", step)];
     let traces = [
+        of(&[1, 2, 4, 6], &of_pixels, pixels),
         of(&[1, 4, 1, 3], &shapes, sharing),
         attention,
         one_hot,
