@@ -289,6 +289,9 @@ pub enum SsaOp {
     /// the longer latency; the builder puts a value that depends on other lanes second.
     FMin,
     FMax,
+    /// First operand times two to the power of the second, an integral number, rounded once; also for powers
+    /// that the type does not represent. AVX-512 only, for vectors of 128, 256 or 512 bits.
+    Scale,
     /// Fused multiply-add: `a · b + c`, rounded once.
     Fma,
     /// Dot products of four 8-bit integers per 32-bit lane, accumulated modulo 2^32. Operands are the

@@ -7,8 +7,9 @@
 //! The coefficients are original minimax fits, by Remez's exchange algorithm in 60 digits, with weights for
 //! the error relative to the result; the error of each fit is noted next to it.
 
-use tilewright_ir::DType;
 use tilewright_ir::expr::UnaryOp;
+use tilewright_ir::target::Arch;
+use tilewright_ir::{DType, Target};
 
 use super::Generator;
 use crate::ssa::{Id, RoundingDirection, SsaOp, Type};
@@ -20,9 +21,11 @@ struct FloatFormat {
     exponent_bias: i64,
     /// Smallest argument whose exponential is infinite.
     exp_infinite: f64,
+    /// Argument below which an exponential rounds to zero.
+    exp_zero: f64,
     /// Argument below which both powers of two that make an exponential are zero, so that no product
     /// underflows: Intel's CPUs take some 150 cycles for each that does.
-    exp_zero: f64,
+    powers_zero: f64,
     /// Arguments up to minus this have exponentials that are negligible compared with 1.
     expm1_one: f64,
     /// ln 2 in two parts; the first is so short that its product with an exponent is exact (Cody and Waite,
@@ -50,7 +53,8 @@ const SINGLE: FloatFormat = FloatFormat {
     fraction_bits: 23,
     exponent_bias: 127,
     exp_infinite: 89.0,
-    exp_zero: -176.06,
+    exp_zero: -103.98,
+    powers_zero: -176.06,
     expm1_one: 18.0,
     ln_2: [0.693145751953125, 1.4286068203094173e-06],
     // 1.3e-8 of eˣ − 1
@@ -87,7 +91,8 @@ const DOUBLE: FloatFormat = FloatFormat {
     fraction_bits: 52,
     exponent_bias: 1023,
     exp_infinite: 710.0,
-    exp_zero: -1418.18,
+    exp_zero: -745.14,
+    powers_zero: -1418.18,
     expm1_one: 38.0,
     ln_2: [0.6931471805598903, 5.497923018708371e-14],
     // 1.8e-17 of eˣ − 1
@@ -319,13 +324,17 @@ impl Math<'_, '_> {
         self.g.m.bitcast(self.g.m.binary(SsaOp::ShiftLeft, biased, shift), self.ty)
     }
 
-    /// Computes an integer `n` and `p` with eˣ = 2ⁿ·(1 + p), for `x` with a finite exponential.
-    fn reduced_exp(&self, x: Id) -> (Id, Id) {
+    /// Computes an integer `n` and `r` with eˣ = 2ⁿ·eʳ and |r| ≤ ½ ln 2, for `x` with a finite exponential.
+    fn reduced_exponent(&self, x: Id) -> (Id, Id) {
         let n = self.round_product(x, self.real(std::f64::consts::LOG2_E));
         let [high, low] = self.format.ln_2.map(|part| self.real(-part));
-        let r = self.mul_add(n, low, self.mul_add(n, high, x));
-        let q = self.polynomial(self.format.exp, r);
-        (n, self.mul_add(self.mul(r, r), q, r))
+        (n, self.mul_add(n, low, self.mul_add(n, high, x)))
+    }
+
+    /// Computes an integer `n` and `p` with eˣ = 2ⁿ·(1 + p), for `x` with a finite exponential.
+    fn reduced_exp(&self, x: Id) -> (Id, Id) {
+        let (n, r) = self.reduced_exponent(x);
+        (n, self.mul_add(self.mul(r, r), self.polynomial(self.format.exp, r), r))
     }
 
     /// Sine or cosine: x less the nearest multiple of π/2, whose number of quarter turns tells the series and
@@ -353,14 +362,29 @@ impl Math<'_, '_> {
     }
 
     fn exp(&self, x: Id) -> Id {
-        let (low, high) = (self.real(self.format.exp_zero), self.real(self.format.exp_infinite));
-        let x = self.where_less(x, low, low, x);
-        let x = self.where_less(high, x, high, x);
-        let (n, p) = self.reduced_exp(x);
+        let high = self.real(self.format.exp_infinite);
+        let least = if self.has_scale() { self.format.exp_zero } else { self.format.powers_zero };
+        let least = self.real(least);
+        let limited = self.where_less(high, x, high, x);
+        let limited = if self.has_scale() { limited } else { self.where_less(limited, least, least, limited) };
+        let (n, r) = self.reduced_exponent(limited);
+        let one = self.real(1.0);
+        let power = self.mul_add(self.mul_add(self.polynomial(self.format.exp, r), r, one), r, one);
+        if self.has_scale() {
+            // Zero times any power is zero, without an underflow.
+            let power = self.where_less(x, least, self.real(0.0), power);
+            return self.g.m.binary(SsaOp::Scale, power, n);
+        }
         // Two factors, as the power itself may be infinite or subnormal; only the second rounds.
         let half = self.round_product(n, self.real(0.5));
-        let first = self.mul(self.add(p, self.real(1.0)), self.power_of_two(half));
+        let first = self.mul(power, self.power_of_two(half));
         self.mul(first, self.power_of_two(self.sub(n, half)))
+    }
+
+    /// Whether the machine multiplies vectors of this type by powers of two.
+    fn has_scale(&self) -> bool {
+        let Target { arch, vector_bits, .. } = self.g.target;
+        *arch == Arch::X86_64 && *vector_bits >= 512 && matches!(self.ty.bytes(), 16 | 32 | 64)
     }
 
     /// eˣ − 1 = 2ⁿ·p + (2ⁿ − 1), computed as twice its half, as 2ⁿ may be infinite although the value is

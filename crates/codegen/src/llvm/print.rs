@@ -516,6 +516,16 @@ impl LlvmPrinter<'_> {
                 let bits = 32 * result.map_or(0, |ty| ty.lanes);
                 self.of_bits(&format!("llvm.x86.avx512bf16.dpbf16ps.{bits}"), Vec::new(), x)
             }
+            SsaOp::Scale => {
+                let ty = result.expect("it gives a number");
+                let (kind, bits) = (if ty.kind == LaneKind::F32 { "ps" } else { "pd" }, 8 * ty.bytes());
+                // All lanes, and the current rounding direction.
+                let all = self.scalar(if ty.lanes > 8 { LaneKind::I16 } else { LaneKind::I8 }, (1 << ty.lanes) - 1);
+                let given = [x[0], x[1], x[0], all];
+                let current = (bits == 512).then(|| self.scalar(LaneKind::I32, 4));
+                let name = format!("llvm.x86.avx512.mask.scalef.{kind}.{bits}");
+                self.intrinsic(&name, Vec::new(), given.into_iter().chain(current).collect())
+            }
             SsaOp::NearestBf16 => {
                 let bits = 32 * of(0).lanes;
                 let nearest = self.of_bits(&format!("llvm.x86.avx512bf16.cvtneps2bf16.{bits}"), Vec::new(), x);

@@ -61,7 +61,7 @@ impl Function {
             | SsaOp::FAbs
             | SsaOp::Sqrt
             | SsaOp::Round(_) => true,
-            SsaOp::CopySign | SsaOp::FMin | SsaOp::FMax | SsaOp::Fma => true,
+            SsaOp::CopySign | SsaOp::FMin | SsaOp::FMax | SsaOp::Scale | SsaOp::Fma => true,
             SsaOp::Truncate | SsaOp::ExtendSigned | SsaOp::ExtendUnsigned | SsaOp::ToReal | SsaOp::Convert => true,
             SsaOp::ToInteger | SsaOp::ToIntegerInRange | SsaOp::ToIntegerOrLeast { .. } => true,
             SsaOp::TruncateSaturated | SsaOp::Splat => true,

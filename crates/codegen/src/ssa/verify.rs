@@ -174,7 +174,7 @@ fn arithmetic_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
         (SsaOp::FLess, [a, b], Some(to)) => is_real(*a) && a == b && masks(to, *a),
         (SsaOp::FAdd | SsaOp::FSub | SsaOp::FMul | SsaOp::FDiv, _, Some(to))
         | (SsaOp::FNeg | SsaOp::FAbs | SsaOp::Sqrt | SsaOp::Round(_) | SsaOp::CopySign, _, Some(to))
-        | (SsaOp::FMin | SsaOp::FMax | SsaOp::Fma, _, Some(to)) => {
+        | (SsaOp::FMin | SsaOp::FMax | SsaOp::Scale | SsaOp::Fma, _, Some(to)) => {
             let n = match op {
                 SsaOp::FNeg | SsaOp::FAbs | SsaOp::Sqrt | SsaOp::Round(_) => 1,
                 SsaOp::Fma => 3,

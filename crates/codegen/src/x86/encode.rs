@@ -527,6 +527,8 @@ mod tests {
             ("vpmuludq", MULTIPLY_HALVES),
             ("vpdpbusd", dot(true)),
             ("vdpbf16ps", DOT_OF_HALVES),
+            ("vscalefps", scale(false)),
+            ("vscalefpd", scale(true)),
         ]
     }
 

@@ -235,6 +235,11 @@ pub const fn dot(evex: bool) -> Opcode {
 /// Dot products of two bf16 numbers per lane: `vdpbf16ps`
 pub const DOT_OF_HALVES: Opcode = evex(2, 2, 0x52, false);
 
+/// Multiplication by a power of two: `vscalefps` or `vscalefpd`
+pub const fn scale(wide: bool) -> Opcode {
+    evex(2, 1, 0x2c, wide)
+}
+
 /// Rounding of f32 to bf16: `vcvtneps2bf16`
 pub const NEAREST_BF16: Opcode = evex(2, 2, 0x72, false);
 

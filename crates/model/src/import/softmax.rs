@@ -118,7 +118,11 @@ impl NodeImport<'_> {
         let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, vec![axis]), &[power], &kept);
         let (value, from) = match op.kind {
             SoftmaxKind::Log => (sub(below, of(UnaryOp::Log, input(2))), vec![x, largest, sum]),
-            _ => (div(input(0), input(1)), vec![power, sum]),
+            _ => {
+                // The sum is at least 1. A division takes ten times as long as a product.
+                let inverse = self.step("inverse", Kind::Map(div(number(1.0), input(0))), &[sum], &kept);
+                (mul(input(0), input(1)), vec![power, inverse])
+            }
         };
         if work == shape {
             self.push(Kind::Map(value), &from, to);

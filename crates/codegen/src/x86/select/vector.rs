@@ -62,6 +62,10 @@ impl Selector<'_> {
                 self.binary_into(d, MachineOp::Binary(arithmetic(code, ty)), operand(0), operand(1), commutes, ty)?;
             }
             Ssa::FMin | Ssa::FMax => self.extremum_into(d, inst, ty)?,
+            Ssa::Scale => {
+                let (x, n) = (self.reg(operand(0))?, self.reg(operand(1))?);
+                self.emit(Inst::new(MachineOp::Binary(scale(ty.kind.bytes() == 8)), d, &[x, n], w));
+            }
             Ssa::Fma => self.fma_into(d, inst, ty)?,
             Ssa::FNeg | Ssa::FAbs => {
                 let sign = 1u64 << (ty.kind.bytes() * 8 - 1);
