@@ -349,18 +349,34 @@ fn text_of_preparation(code: &runtime::Code) -> Option<String> {
 /// Bytes of the memory of values whose kernels assume that they have more rows.
 fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, usize> {
     let mut rooms = HashMap::new();
+    let mut extend = |id: ValueId, n_elements: usize| {
+        let ValuePart { root, offset } = places.locate(id);
+        let (value, whole) = (fused.net.value(id), fused.net.value(root));
+        let room = (offset + n_elements * value.dtype.size()).next_multiple_of(whole.dtype.size());
+        if room > whole.n_bytes() as usize {
+            let own = rooms.entry(root).or_insert(room);
+            *own = room.max(*own);
+        }
+    };
     for step in &fused.steps {
-        let Step::Kernel(kernel) = step else { continue };
-        for (at, id) in kernel.inputs.iter().chain([&kernel.output]).enumerate() {
-            if let Some(n) = kernel.room(at) {
-                let ValuePart { root, offset } = places.locate(*id);
-                let (value, whole) = (fused.net.value(*id), fused.net.value(root));
-                let room = (offset + n * value.dtype.size()).next_multiple_of(whole.dtype.size());
-                if room > whole.n_bytes() as usize {
-                    let own = rooms.entry(root).or_insert(room);
-                    *own = room.max(*own);
+        match step {
+            Step::Kernel(kernel) => {
+                for (at, id) in kernel.inputs.iter().chain([&kernel.output]).enumerate() {
+                    if let Some(n) = kernel.room(at) {
+                        extend(*id, n);
+                    }
                 }
             }
+            // Parts of wider rows end in the row behind.
+            Step::Sequence(sequence) => {
+                for moving in &sequence.moving {
+                    let n_elements = fused.net.value(moving.value).n_elements();
+                    for (of, first) in (0..sequence.n_steps).map(|step| moving.at(step)) {
+                        extend(of, (first + n_elements) as usize);
+                    }
+                }
+            }
+            _ => {}
         }
     }
     rooms

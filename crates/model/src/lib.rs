@@ -34,6 +34,7 @@
 //! # }
 //! ```
 
+mod attention;
 #[cfg(feature = "peers")]
 pub mod bench;
 mod branches;

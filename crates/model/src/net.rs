@@ -267,14 +267,16 @@ pub struct Track {
     pub first: i64,
     /// Distance between consecutive time steps.
     pub by: i64,
-    /// Period: number of time steps after which the positions repeat.
+    /// Period: number of time steps after which the positions start over.
     pub round: i64,
+    /// Distance between the first positions of consecutive periods.
+    pub next: i64,
 }
 
 impl Track {
     /// Offset of a time step.
     pub fn at(&self, step: i64) -> i64 {
-        self.first + self.by * (step % self.round)
+        self.first + self.by * (step % self.round) + self.next * (step / self.round)
     }
 }
 

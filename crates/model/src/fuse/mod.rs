@@ -25,6 +25,7 @@ pub use self::repeat::RunLoop;
 use self::repeat::steps_of_loop;
 pub(crate) use self::workload::convolution_of;
 use self::workload::{convolution, packed, product};
+use crate::attention::divide_attention;
 use crate::epilogue::Operations;
 use crate::half_precision::widened;
 use crate::import::import;
@@ -376,6 +377,12 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     }
     trace.pass("import", wide.nodes().len(), net.nodes.len());
     trace.0.extend(simplify(&mut net).0);
+    if target.gpu.is_none() && net.open_size.is_none() {
+        let n_nodes = net.nodes.len();
+        if divide_attention(&mut net, target) > 0 {
+            trace.pass("divide_attention", n_nodes, net.nodes.len());
+        }
+    }
     // No GPU template supports paired columns.
     let pairs = target.gpu.is_none().then(|| target.lanes(tilewright_ir::DType::F32));
     let mut fused = fuse_with(net, pairs)?;

@@ -540,15 +540,15 @@ impl NodeImport<'_> {
         for ((at, way), &(first, first_cell)) in (0..).zip(ways).zip(&firsts) {
             let n_gates = batch * self.n_columns(way.inputs);
             let in_order = |first: i64, last: i64, by: i64| match way.is_reverse {
-                true => Track { first: last, by: -by, round: n_steps },
-                false => Track { first, by, round: n_steps },
+                true => Track { first: last, by: -by, round: n_steps, next: 0 },
+                false => Track { first, by, round: n_steps, next: 0 },
             };
             reads.push(Read::Part(inputs.len(), in_order(n_gates, (steps - 2) * n_gates, n_gates)));
             inputs.push(way.inputs);
             let place = |step: i64| (step * n_ways + at - n_ahead) * size;
             let of_state = match is_kept {
                 true => in_order(place(1), place(steps - 2), n_ways * size),
-                false => Track { first: 2 * at * size, by: size, round: 2 },
+                false => Track { first: 2 * at * size, by: size, round: 2, next: 0 },
             };
             let mut carried = |job: &mut Self, first: ValueId, to: Option<ValueId>, track: Track| {
                 reads.push(Read::Before { output: writes.len(), first: inputs.len() });
@@ -563,7 +563,7 @@ impl NodeImport<'_> {
                 (to, track)
             };
             let state = carried(self, first, Some(states), of_state);
-            let of_cell = Track { first: 0, by: size, round: 2 };
+            let of_cell = Track { first: 0, by: size, round: 2, next: 0 };
             let cell = first_cell.map(|first| carried(self, first, None, of_cell));
             if let Some(inside) = way.inside {
                 reads.push(Read::Part(inputs.len(), in_order(batch, (steps - 2) * batch, batch)));

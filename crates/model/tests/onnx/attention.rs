@@ -4,11 +4,12 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
-use tilewright_model::Runner;
+use tilewright_ir::Target;
+use tilewright_model::{Compiled, Runner, Step, lower};
 use tilewright_runtime::SharedPool;
 
 use crate::blocks::graph_at;
-use crate::compiled_for;
+use crate::{compile_quickly, compiled_for, guess};
 
 type Draw = rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -306,47 +307,120 @@ fn fused_attentions_have_masks_and_a_past() {
         let [batch, heads, depth, new] = [3, 3, 4, 6].map(|most| random.random_range(1..=most));
         let is_half = [2, 7, 8].contains(&seed);
         let fused = Fused { batch, heads, depth: 2 * depth, new, past, rank, is_causal, is_half };
-        let special = specialise(&fused.graph(), &Bindings::default());
-        assert!(special.problems.is_empty(), "{seed}: {}", special.problems[0]);
-        let graph = special.graph;
-        let mut numbers = SplitMix64::new(seed);
-        let given: Vec<(String, Tensor)> = graph
+        check_fused(seed, &fused, &host::target(), random);
+    }
+}
+
+/// Scores that exceed the level 2 cache, which are computed in blocks of heads or of rows.
+#[test]
+fn scores_beyond_the_cache_are_computed_in_blocks() {
+    let sizes = [([6, 20], 2 * 20 * 20), ([2, 301], 301 * 151), ([1, 700], 700 * 150)];
+    for (seed, ([heads, new], n_scores)) in (0..).zip(sizes.into_iter().cycle().take(8)) {
+        let (rank, is_causal) = (seed as usize % 4, seed / 4 % 2 == 1);
+        let fused = Fused { batch: 1, heads, depth: 4, new, past: 0, rank, is_causal, is_half: false };
+        let target = Target { l2_bytes: 4 * n_scores, ..host::target() };
+        let graph = specialise(&fused.graph(), &Bindings::default()).graph;
+        let divided = lower(&graph, false, &target).unwrap();
+        assert!(divided.steps.iter().any(|step| matches!(step, Step::Sequence(_))), "{seed}");
+        check_fused(seed, &fused, &target, &mut Draw::seed_from_u64(seed));
+    }
+}
+
+/// Attention of several sequences, which is computed of one after the other.
+#[test]
+fn scores_of_several_sequences_are_computed_apart() {
+    for seed in 0..8 {
+        let (rank, is_causal) = (seed as usize % 4, seed >= 4);
+        let fused = Fused { batch: 3, heads: 3, depth: 4, new: 20, past: 0, rank, is_causal, is_half: false };
+        let target = Target { l2_bytes: 4 * 3 * 20 * 20, ..host::target() };
+        let divided = lower(&specialise(&fused.graph(), &Bindings::default()).graph, false, &target).unwrap();
+        let outputs = divided.net.nodes.iter().flat_map(|node| &node.outputs);
+        assert!(outputs.map(|id| divided.net.value(*id).n_elements()).all(|n| n < 3 * 3 * 20 * 20), "{seed}");
+        check_fused(seed, &fused, &target, &mut Draw::seed_from_u64(seed));
+    }
+}
+
+/// Each block reads its own part of what is added to the scores.
+#[test]
+fn biases_of_heads_are_divided_like_the_scores() {
+    for (bias, width) in [("4 260 260", 8), ("1 260 260", 1), ("260 1", 8), ("4 1 260", 3)] {
+        let inputs = format!("q[4 260 {width}], k[4 260 {width}], v[4 260 {width}], bias[{bias}]");
+        let statements = "k0 = Transpose[perm=0 2 1](k)
+             s = MatMul(q, k0)
+             a = Add(s, bias)
+             p = Softmax[axis=-1](a)
+             y = MatMul(p, v)";
+        let special =
+            specialise(&graph_at(17, &inputs, &format!("y[4 260 {width}]"), statements), &Bindings::default());
+        assert!(special.problems.is_empty(), "{bias}: {}", special.problems[0]);
+        let (graph, target) = (special.graph, Target { l2_bytes: 4 * 260 * 135, ..host::target() });
+        let divided = lower(&graph, false, &target).unwrap();
+        assert!(divided.steps.iter().any(|step| matches!(step, Step::Sequence(_))), "{bias}");
+        let mut random = SplitMix64::new(7);
+        let given: Vec<(&str, Tensor)> = graph
             .inputs
             .iter()
-            .map(|id| {
-                let (name, ty) = (graph.value(*id).name.clone(), graph.value(*id).ty.as_ref().unwrap());
-                let all = past + new;
-                // The first key is seen, so that sums are not of -10000 alone.
-                let mut draw = |at: usize| match rank {
-                    1 => random.random_range(1..=all) as f64,
-                    _ if at.is_multiple_of(all) => 1.0,
-                    _ => f64::from(random.random_range(0..2)),
-                };
-                let x = match name == "lengths" {
-                    true => Tensor::from_floats(
-                        ty.dtype,
-                        &ty.shape[..],
-                        &(0..ty.shape.iter().product()).map(&mut draw).collect::<Vec<_>>(),
-                    ),
-                    false => numbers.input(ty),
-                };
-                (name, x)
-            })
+            .map(|id| (graph.value(*id).name.as_str(), random.input(graph.value(*id).ty.as_ref().unwrap())))
             .collect();
-        let expected = fused.expected(&given);
-        let compiled = compiled_for(&graph, &host::target()).unwrap_or_else(|error| panic!("{seed}: {error}"));
-        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+        let compiled = compiled_here(divided);
+        let mut runner = Runner::new(&compiled, &SharedPool::new(2).unwrap()).unwrap();
         given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
         runner.run().unwrap();
-        let found: Vec<Tensor> = runner.outputs().into_iter().map(|(_, x)| x).collect();
-        let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
-        for (who, found) in [("kernels", found), ("reference", evaluate(&graph, &named).unwrap())] {
-            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let pairs = found.floats().into_iter().zip(expected);
-                let far = pairs.map(|(x, y)| (x - y).abs() / y.abs().max(1.0)).fold(0.0, f64::max);
-                let most = if is_half { 2e-2 } else { 2e-5 };
-                assert!(found.n_elements() == expected.len() && far <= most, "{seed}, {who}, output {at}: {far:e}");
-            }
+        let [found, expected] = [&runner.outputs()[0].1, &evaluate(&graph, &given).unwrap()[0]].map(Tensor::floats);
+        let far = found.iter().zip(&expected).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        assert!(far <= 1e-5, "{bias}: {far:e}");
+    }
+}
+
+/// Compiles what was lowered for a machine with other caches for this one.
+fn compiled_here(lowered: tilewright_model::Fused) -> Compiled {
+    let host = host::target();
+    compile_quickly(lowered, &host, &|workload| guess(workload, &host)).unwrap()
+}
+
+/// Checks kernels, lowered for a target, and the reference, on random numbers.
+fn check_fused(seed: u64, fused: &Fused, target: &Target, random: &mut Draw) {
+    let Fused { new, past, rank, is_half, .. } = *fused;
+    let special = specialise(&fused.graph(), &Bindings::default());
+    assert!(special.problems.is_empty(), "{seed}: {}", special.problems[0]);
+    let graph = special.graph;
+    let mut numbers = SplitMix64::new(seed);
+    let given: Vec<(String, Tensor)> = graph
+        .inputs
+        .iter()
+        .map(|id| {
+            let (name, ty) = (graph.value(*id).name.clone(), graph.value(*id).ty.as_ref().unwrap());
+            let all = past + new;
+            // The first key is seen, so that sums are not of -10000 alone.
+            let mut draw = |at: usize| match rank {
+                1 => random.random_range(1..=all) as f64,
+                _ if at.is_multiple_of(all) => 1.0,
+                _ => f64::from(random.random_range(0..2)),
+            };
+            let x = match name == "lengths" {
+                true => Tensor::from_floats(
+                    ty.dtype,
+                    &ty.shape[..],
+                    &(0..ty.shape.iter().product()).map(&mut draw).collect::<Vec<_>>(),
+                ),
+                false => numbers.input(ty),
+            };
+            (name, x)
+        })
+        .collect();
+    let expected = fused.expected(&given);
+    let compiled = compiled_here(lower(&graph, false, target).unwrap());
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    runner.run().unwrap();
+    let found: Vec<Tensor> = runner.outputs().into_iter().map(|(_, x)| x).collect();
+    let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+    for (who, found) in [("kernels", found), ("reference", evaluate(&graph, &named).unwrap())] {
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let pairs = found.floats().into_iter().zip(expected);
+            let far = pairs.map(|(x, y)| (x - y).abs() / y.abs().max(1.0)).fold(0.0, f64::max);
+            let most = if is_half { 2e-2 } else { 2e-5 };
+            assert!(found.n_elements() == expected.len() && far <= most, "{seed}, {who}, output {at}: {far:e}");
         }
     }
 }
