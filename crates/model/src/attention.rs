@@ -34,7 +34,8 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks that take a cache of `l2_bytes`; `None` if all scores fit it.
+    /// Blocks that take caches of `l2_bytes` in all; `None` if all scores fit them. A block is contiguous: of
+    /// several heads, or of the rows of one.
     fn of([heads, rows, columns]: [i64; 3], l2_bytes: i64) -> Option<Blocks> {
         let of_head = rows * columns * 4;
         if heads * of_head <= l2_bytes {
@@ -59,13 +60,14 @@ impl Blocks {
     }
 }
 
-/// Divides the attention of a net wherever the scores exceed the level 2 cache of the target: into that of
-/// each sequence of a batch, and into blocks. Returns the number of places.
-pub(crate) fn divide_attention(net: &mut Net, target: &Target) -> usize {
-    let (mut at, mut n_divided) = (0, part_sequences(net, target.l2_bytes as i64));
+/// Divides the attention of a net wherever the scores exceed the level 2 caches of as many cores as a run has
+/// threads: into that of each sequence of a batch, and into blocks. Returns the number of places.
+pub(crate) fn divide_attention(net: &mut Net, target: &Target, threads: usize) -> usize {
+    let l2_bytes = target.l2_bytes as i64 * threads as i64;
+    let (mut at, mut n_divided) = (0, part_sequences(net, l2_bytes));
     while at < net.nodes.len() {
-        let found = attention(net, at).and_then(|found| {
-            let blocks = Blocks::of(found.sizes, target.l2_bytes as i64)?;
+        let found = attention(net, at, l2_bytes).and_then(|found| {
+            let blocks = Blocks::of(found.sizes, l2_bytes)?;
             Some((divided(net, &found, blocks)?, found))
         });
         let Some((mut new, found)) = found else {
@@ -113,11 +115,15 @@ fn part_sequences(net: &mut Net, l2_bytes: i64) -> usize {
 fn together(net: &Net, concat: usize) -> Option<Together> {
     let node = &net.nodes[concat];
     let n = node.inputs.len() as i64;
-    let readers = net.users();
-    let (mut between, mut products, mut inside) = (Vec::new(), Vec::new(), vec![node.output()]);
-    if !matches!(node.kind, Kind::Concat(0)) || n < 2 {
+    let mut parts: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
+    let are_alike = parts.iter().all(|part| net.shape(*part) == net.shape(parts[0]));
+    parts.sort_unstable();
+    parts.dedup();
+    if !matches!(node.kind, Kind::Concat(0)) || n < 2 || parts.len() as i64 != n || !are_alike {
         return None;
     }
+    let readers = net.users();
+    let (mut between, mut products, mut inside) = (Vec::new(), Vec::new(), vec![node.output()]);
     let mut at = 0;
     while let Some(&id) = inside.get(at) {
         at += 1;
@@ -170,7 +176,8 @@ fn part(net: &mut Net, found: &Together) -> Option<()> {
         // The scores, each of which is a view of a product's result.
         let view = producers[part?.0]?;
         let product = producers[net.nodes[view].inputs.first().copied()??.0]?;
-        if !matches!((&net.nodes[view].kind, &net.nodes[product].kind), (Kind::View, Kind::Product { .. })) {
+        let is_scores = matches!((&net.nodes[view].kind, &net.nodes[product].kind), (Kind::View, Kind::Product { .. }));
+        if !is_scores || moved.contains(&product) {
             return None;
         }
         new.extend([product, view].map(|at| net.nodes[at].clone()));
@@ -225,12 +232,13 @@ fn of_sequence(net: &mut Net, id: ValueId, to: (&[i64], i64), sequence: i64, new
     own
 }
 
-/// Attention whose scores a node computes.
-fn attention(net: &Net, scores: usize) -> Option<Attention> {
+/// Attention whose scores a node computes, if they exceed a cache of `l2_bytes`.
+fn attention(net: &Net, scores: usize, l2_bytes: i64) -> Option<Attention> {
     let node = &net.nodes[scores];
     let Kind::Product { heads, .. } = node.kind else { return None };
     let sizes = last_three(net.shape(node.output()))?;
-    if heads.is_some_and(|heads| heads.beside) {
+    let exceeds = 4 * sizes.iter().product::<i64>() > l2_bytes;
+    if !exceeds || heads.is_some_and(|heads| heads.beside) {
         return None;
     }
     let (readers, mut inside) = (net.users(), vec![node.output()]);

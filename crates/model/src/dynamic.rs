@@ -189,7 +189,8 @@ impl From<OpenError> for NotCounted {
 impl RunNode<'_> {
     /// Lowers the node for inputs of these types; `None` if it has no code, or is not worth a kernel.
     fn lowered(&self, inputs: Inputs<'_>) -> Option<Fused> {
-        let fused = lower(&self.part.node_alone(self.id, inputs)?, false, self.options.target).ok()?;
+        let PartOptions { target, threads, .. } = self.options;
+        let fused = lower(&self.part.node_alone(self.id, inputs)?, false, target, threads).ok()?;
         let has_code = fused.without_code().next().is_none();
         has_code.then_some(fused)
     }

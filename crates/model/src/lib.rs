@@ -20,7 +20,7 @@
 //!
 //! // With the best kernels on record, and the first guesses of others.
 //! let target = DeviceSpec { device: CPU, target: HOST, threads: 1 }.runnable_target()?;
-//! let fused = lower(&special.graph, false, &target)?;
+//! let fused = lower(&special.graph, false, &target, 1)?;
 //! let records = Database::new(None)?.records()?;
 //! let compiled = compile_known(fused, &target, 1, &records, CompileOptions::default())?;
 //!

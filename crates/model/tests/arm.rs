@@ -57,7 +57,7 @@ fn a_network_gives_the_same_answer_on_another_machine() {
     let special = specialise(&model.graph, &Bindings { fold_bytes: 1 << 8, ..Bindings::default() });
     let graph = light::with_weights(&special.graph);
     let target = Target::named("cortex-a72").unwrap();
-    let compiled = compile_guessed(lower(&graph, false, &target).unwrap(), &target, 2).unwrap();
+    let compiled = compile_guessed(lower(&graph, false, &target, 1).unwrap(), &target, 2).unwrap();
     let (input, x) = light::input_of(&graph);
     let mut runner = Runner::new(&compiled, &SharedPool::new(2).unwrap()).unwrap();
     runner.set(&input, &x).unwrap();

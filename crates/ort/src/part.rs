@@ -109,7 +109,7 @@ impl SessionState {
     /// Lowers a specialised graph.
     fn fused(&self, graph: &Graph) -> Result<Fused, String> {
         let exact = self.options.exact;
-        let mut fused = lower(graph, exact, &self.target).map_err(|error| error.to_string())?;
+        let mut fused = lower(graph, exact, &self.target, self.threads).map_err(|error| error.to_string())?;
         if self.options.bf16 {
             fused.round_factors(&self.target);
         }

@@ -75,7 +75,7 @@ impl ModelRequest {
             problems => return Err(input(&told(problems))),
         }
         let target = DeviceSpec { device: CPU, target: HOST, threads: self.threads }.runnable_target()?;
-        let mut fused = lower(&special.graph, self.exact, &target).map_err(|error| input(&error))?;
+        let mut fused = lower(&special.graph, self.exact, &target, self.threads).map_err(|error| input(&error))?;
         drop(special);
         if self.bf16 {
             fused.round_factors(&target);

@@ -54,7 +54,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let measured = args.cache.with(|cache| {
         let making = CompileOptions { cache, for_runs: true };
         let compiled = if special.problems.is_empty() || part.is_some() {
-            let fused = file.fused(graph, args.rounding, &target)?;
+            let fused = file.fused(graph, args.rounding, (&target, threads))?;
             let known = KnownKernels { database: &database, records: &records };
             let compiled = file.compiled(fused, args.rounding, &args.machine, &target, known, making)?;
             cache.fill(&compiled.model, &worker_command()?);
@@ -114,7 +114,7 @@ impl OpenModel<'_> {
         bench_args::prepare(args)?;
         let database = args.records.database()?;
         let records = database.records()?;
-        let fused = file.lowered(model, args.rounding, target)?;
+        let fused = file.lowered(model, args.rounding, (target, args.machine.threads))?;
         let compiled = args.cache.with(|cache| {
             let making = CompileOptions { cache, for_runs: true };
             file.compiled(

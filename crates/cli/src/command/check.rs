@@ -227,7 +227,7 @@ fn kind_line(kind: &Refused) -> String {
 /// kernels that are tuned there.
 fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
     let target = args.machine.place().target()?;
-    let mut fused = args.model.lowered(model, KernelRounding::default(), &target)?;
+    let mut fused = args.model.lowered(model, KernelRounding::default(), (&target, args.machine.threads))?;
     if args.records.db.is_none() {
         return Ok((Some(Outline::of(&fused)), None));
     }

@@ -113,7 +113,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let machine = &args.of.machine;
     let (target, file) = (machine.place().code_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
     let file = if args.ahead { file.ahead() } else { file };
-    let fused = file.lowered(&file.read()?, args.of.rounding, &target)?;
+    let fused = file.lowered(&file.read()?, args.of.rounding, (&target, args.of.machine.threads))?;
     if let Some(node) = fused.without_code().next() {
         let WithoutCode { node, operator, reason } = node;
         let hint = "replace it in the model, `check` lists all without code; or `run` the model here";

@@ -509,12 +509,17 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input if something is not supported in a run.
-    pub fn fused(&self, graph: &Graph, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
+    pub fn fused(
+        &self,
+        graph: &Graph,
+        rounding: KernelRounding,
+        (target, threads): (&Target, usize),
+    ) -> anyhow::Result<Fused> {
         if rounding.bf16 && !target.prefers_dot2() {
             let why = "this CPU has no products of bf16 that are faster than those of f32";
             message(&format!("--bf16 changes nothing: {why}"));
         }
-        let lowered = tilewright_model::lower(graph, rounding.exact, target);
+        let lowered = tilewright_model::lower(graph, rounding.exact, target, threads);
         let mut fused = lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))?;
         if rounding.bf16 {
             fused.round_factors(target);
@@ -596,16 +601,16 @@ impl ModelArgs {
         &self,
         model: &Model,
         rounding: KernelRounding,
-        target: &Target,
+        place: (&Target, usize),
     ) -> anyhow::Result<(Fused, Option<DynamicPart>)> {
         if self.open_dims(&model.graph)?.is_some() {
-            return Ok((self.lowered(model, rounding, target)?, None));
+            return Ok((self.lowered(model, rounding, place)?, None));
         }
         let mut special = self.specialise(model, usize::MAX)?;
         if let Some(part) = special.dynamic.take() {
-            return Ok((self.fused(&part.ahead, rounding, target)?, Some(part)));
+            return Ok((self.fused(&part.ahead, rounding, place)?, Some(part)));
         }
-        Ok((self.fused(&self.check_supported(special)?.graph, rounding, target)?, None))
+        Ok((self.fused(&self.check_supported(special)?.graph, rounding, place)?, None))
     }
 
     /// Fuses a model as [`ModelArgs::fused`] does, with dimensions open if they are bound to ranges. If no
@@ -613,11 +618,11 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input if something is not supported in a run, or a dimension cannot be open.
-    pub fn lowered(&self, model: &Model, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
+    pub fn lowered(&self, model: &Model, rounding: KernelRounding, place: (&Target, usize)) -> anyhow::Result<Fused> {
         let Some(open) = self.open_dims(&model.graph)? else {
-            return self.fused(&self.supported(model)?.graph, rounding, target);
+            return self.fused(&self.supported(model)?.graph, rounding, place);
         };
-        let opened = self.opened(model, &open, rounding, target);
+        let opened = self.opened(model, &open, rounding, place);
         if self.pieces()?.is_some() || open.second.is_some() && opened.is_ok() {
             return opened;
         }
@@ -627,7 +632,7 @@ impl ModelArgs {
             Ok(made) if !(made.has_open_rows() || made.has_open_loops()) || n > MOST_NETS => return Ok(made),
             // Rows of any number have fewer algorithms than a number of them, and loops take longer than
             // steps.
-            Ok(made) => return Ok(self.sized(model, &dims, None, rounding, target).unwrap_or(made)),
+            Ok(made) => return Ok(self.sized(model, &dims, None, rounding, place).unwrap_or(made)),
             Err(refused) => refused,
         };
         if let [dim] = &dims[..] {
@@ -635,19 +640,19 @@ impl ModelArgs {
             let mut batches = fixed_batches(&self.bindings.bindings()?, &model.graph).into_iter();
             let made = batches.find_map(|items| {
                 let open = OpenDims { dim: dim.clone(), second: None, items: Some(items) };
-                self.opened(model, &open, rounding, target).ok()
+                self.opened(model, &open, rounding, place).ok()
             });
             if let Some(made) = made {
                 return Ok(made);
             }
         }
         if n <= MOST_NETS {
-            return self.sized(model, &dims, None, rounding, target).map_err(|_| refused);
+            return self.sized(model, &dims, None, rounding, place).map_err(|_| refused);
         }
         let few = |opened: &usize| n / n_combinations(&dims[*opened..=*opened]) <= MOST_NETS;
         let mut refused = refused;
         for opened in (0..dims.len()).filter(few) {
-            match self.sized(model, &dims, Some(opened), rounding, target) {
+            match self.sized(model, &dims, Some(opened), rounding, place) {
                 Ok(made) => return Ok(made),
                 // Nets of other sizes have no states in common.
                 Err(error) if dims.len() > 1 && !dims.iter().any(|dim| is_past(&model.graph, dim)) => refused = error,
@@ -670,13 +675,13 @@ impl ModelArgs {
         dims: &[OpenDimension],
         opened: Option<usize>,
         rounding: KernelRounding,
-        target: &Target,
+        place: (&Target, usize),
     ) -> anyhow::Result<Fused> {
         let lower = |sizes: &[i64]| {
             let file = dims.iter().zip(sizes).fold(self.clone(), |file, (dim, size)| file.at(dim, *size));
             let open = opened.map(|opened| dims[opened].name.clone());
             let file = ModelArgs { bindings: BindingArgs { open, ..file.bindings }, ..file };
-            file.fused(&file.supported(model)?.graph, rounding, target)
+            file.fused(&file.supported(model)?.graph, rounding, place)
         };
         let only = &self.bindings.only;
         let is_of = |own: &[(String, i64)], sizes: &[i64]| {
@@ -702,10 +707,10 @@ impl ModelArgs {
         model: &Model,
         open: &OpenDims,
         rounding: KernelRounding,
-        target: &Target,
+        place: (&Target, usize),
     ) -> anyhow::Result<Fused> {
         let (dim, items) = (&open.dim, open.items.as_ref());
-        let lower = |file: ModelArgs| file.fused(&file.supported(model)?.graph, rounding, target);
+        let lower = |file: ModelArgs| file.fused(&file.supported(model)?.graph, rounding, place);
         // A failure at only some sizes is an error of the range.
         let sized = |size: i64| {
             lower(self.at(dim, size)).map_err(|error| {

@@ -120,7 +120,7 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let inputs = bound.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
     let file = if is_open { file } else { bound };
-    let fused = file.lowered(&model, *rounding, &target)?;
+    let fused = file.lowered(&model, *rounding, (&target, machine.threads))?;
     drop(model);
     let database = args.records.database()?;
     let known = KnownKernels { database: &database, records: &database.records()? };

@@ -171,7 +171,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         inputs.push(file.inputs(&model, &given)?);
     }
     let target = args.machine.place().runnable_target()?;
-    let (fused, part) = file.only_at(&sizes).divided(&model, args.rounding, &target)?;
+    let (fused, part) = file.only_at(&sizes).divided(&model, args.rounding, (&target, args.machine.threads))?;
     drop(model);
     let database = args.database.database()?;
     let records = args.store.records(&database)?;

@@ -94,7 +94,7 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let model = file.read()?;
     let machine = args.machine()?;
     let (target, runner) = &machine;
-    let (plain, _) = file.divided(&model, args.of.rounding, target)?;
+    let (plain, _) = file.divided(&model, args.of.rounding, (target, args.of.machine.threads))?;
     let threads = args.of.machine.threads;
     let records = args.records.database()?.records()?;
     let fused = match args.on {

@@ -138,7 +138,12 @@ struct PreparedNetwork {
 ///
 /// # Errors
 /// If it cannot be written, or code cannot be generated for it.
-fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result<PreparedNetwork, Error> {
+fn prepare(
+    network: &Network,
+    seed: u64,
+    path: &Path,
+    (target, threads): (&Target, usize),
+) -> Result<PreparedNetwork, Error> {
     let file = onnx::write(&network.build(seed));
     write_whole(path, |to| to.write_all(&file)).or_failed(path.display())?;
     let model = read_model(path)?;
@@ -151,7 +156,7 @@ fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result
     if let Some(problem) = special.problems.first() {
         return Err(Error::failed(format!("{}: {problem}", network.name)));
     }
-    let fused = lower(&special.graph, false, target).or_failed(network.name)?;
+    let fused = lower(&special.graph, false, target, threads).or_failed(network.name)?;
     Ok(PreparedNetwork { bindings, inputs, special, fused })
 }
 
@@ -223,7 +228,7 @@ fn measure(
     let BesideRequest { time, seed, ref hardware, .. } = *request;
     let (target, threads) = (&hardware.target, hardware.threads);
     let (started, start) = (since_1970().as_secs(), Instant::now());
-    let PreparedNetwork { bindings, inputs, special, fused } = prepare(network, seed, path, target)?;
+    let PreparedNetwork { bindings, inputs, special, fused } = prepare(network, seed, path, (target, threads))?;
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
         if path.exists() {
             fs::remove_file(&path).or_failed(path.display())?;

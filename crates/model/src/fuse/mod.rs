@@ -355,11 +355,12 @@ impl Fused {
 }
 
 /// Lowers a specialised graph to kernels for a target, which decides whether 8-bit integers are multiplied as
-/// such. With `exact`, kernels round exactly as the graph's operators do: f16 and bf16 after each operator.
+/// such, and for runs with a number of threads, whose caches the scores of attention should fit. With
+/// `exact`, kernels round exactly as the graph's operators do: f16 and bf16 after each operator.
 ///
 /// # Errors
 /// As [`fuse`].
-pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, WorkloadError> {
+pub fn lower(graph: &Graph, exact: bool, target: &Target, threads: usize) -> Result<Fused, WorkloadError> {
     let mut trace = Trace::default();
     let with_branches = with_both_branches(graph, target.gpu.is_some());
     trace.graph_pass("both_branches", graph, &with_branches);
@@ -379,7 +380,7 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     trace.0.extend(simplify(&mut net).0);
     if target.gpu.is_none() && net.open_size.is_none() {
         let n_nodes = net.nodes.len();
-        if divide_attention(&mut net, target) > 0 {
+        if divide_attention(&mut net, target, threads) > 0 {
             trace.pass("divide_attention", n_nodes, net.nodes.len());
         }
     }

@@ -320,7 +320,7 @@ fn scores_beyond_the_cache_are_computed_in_blocks() {
         let fused = Fused { batch: 1, heads, depth: 4, new, past: 0, rank, is_causal, is_half: false };
         let target = Target { l2_bytes: 4 * n_scores, ..host::target() };
         let graph = specialise(&fused.graph(), &Bindings::default()).graph;
-        let divided = lower(&graph, false, &target).unwrap();
+        let divided = lower(&graph, false, &target, 1).unwrap();
         assert!(divided.steps.iter().any(|step| matches!(step, Step::Sequence(_))), "{seed}");
         check_fused(seed, &fused, &target, &mut Draw::seed_from_u64(seed));
     }
@@ -333,7 +333,7 @@ fn scores_of_several_sequences_are_computed_apart() {
         let (rank, is_causal) = (seed as usize % 4, seed >= 4);
         let fused = Fused { batch: 3, heads: 3, depth: 4, new: 20, past: 0, rank, is_causal, is_half: false };
         let target = Target { l2_bytes: 4 * 3 * 20 * 20, ..host::target() };
-        let divided = lower(&specialise(&fused.graph(), &Bindings::default()).graph, false, &target).unwrap();
+        let divided = lower(&specialise(&fused.graph(), &Bindings::default()).graph, false, &target, 1).unwrap();
         let outputs = divided.net.nodes.iter().flat_map(|node| &node.outputs);
         assert!(outputs.map(|id| divided.net.value(*id).n_elements()).all(|n| n < 3 * 3 * 20 * 20), "{seed}");
         check_fused(seed, &fused, &target, &mut Draw::seed_from_u64(seed));
@@ -354,7 +354,7 @@ fn biases_of_heads_are_divided_like_the_scores() {
             specialise(&graph_at(17, &inputs, &format!("y[4 260 {width}]"), statements), &Bindings::default());
         assert!(special.problems.is_empty(), "{bias}: {}", special.problems[0]);
         let (graph, target) = (special.graph, Target { l2_bytes: 4 * 260 * 135, ..host::target() });
-        let divided = lower(&graph, false, &target).unwrap();
+        let divided = lower(&graph, false, &target, 1).unwrap();
         assert!(divided.steps.iter().any(|step| matches!(step, Step::Sequence(_))), "{bias}");
         let mut random = SplitMix64::new(7);
         let given: Vec<(&str, Tensor)> = graph
@@ -409,7 +409,7 @@ fn check_fused(seed: u64, fused: &Fused, target: &Target, random: &mut Draw) {
         })
         .collect();
     let expected = fused.expected(&given);
-    let compiled = compiled_here(lower(&graph, false, target).unwrap());
+    let compiled = compiled_here(lower(&graph, false, target, 1).unwrap());
     let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     runner.run().unwrap();

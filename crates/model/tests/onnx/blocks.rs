@@ -764,7 +764,7 @@ fn layers_that_differ_by_learned_numbers_are_one_task() {
     let (x, y) = ("x[1 8 6 7]", "y[1 8 6 7]");
     assert_eq!(check(x, y, statements, (2, 0)), 2);
     let fused =
-        lower(&specialise(&graph_of(x, y, statements), &Bindings::default()).graph, false, &crate::host::target())
+        lower(&specialise(&graph_of(x, y, statements), &Bindings::default()).graph, false, &crate::host::target(), 1)
             .unwrap();
     assert_eq!(fused.tasks().iter().map(|(_, n)| *n).collect::<Vec<_>>(), [2], "{:?}", fused.tasks());
 }

@@ -310,7 +310,7 @@ fn open_decoder(graph: &Graph, dim: &OpenDimension, n_tokens: usize) -> Result<F
         let dims = vec![("tokens".to_owned(), n_tokens), (dim.name.clone(), size as usize)];
         let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
         assert!(special.problems.is_empty(), "{}", special.problems[0]);
-        Ok(lower(&special.graph, false, &host::target()).unwrap())
+        Ok(lower(&special.graph, false, &host::target(), 1).unwrap())
     })
 }
 
@@ -320,7 +320,7 @@ fn open_pieces_of(graph: &Graph, dim: &OpenDimension, numbers: &[i64]) -> Result
         let dims = vec![("tokens".to_owned(), n as usize), (dim.name.clone(), size as usize)];
         let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
         assert!(special.problems.is_empty(), "{}", special.problems[0]);
-        Ok(lower(&special.graph, false, &host::target()).unwrap())
+        Ok(lower(&special.graph, false, &host::target(), 1).unwrap())
     })
 }
 
@@ -779,7 +779,7 @@ fn graph_of_texts(graph: &Graph, n_texts: i64, n_tokens: i64, dim: &OpenDimensio
     let dims = sizes.into_iter().map(|(name, n)| (name.to_owned(), n as usize)).collect();
     let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
     assert!(special.problems.is_empty(), "{}", special.problems[0]);
-    lower(&special.graph, false, &host::target()).unwrap()
+    lower(&special.graph, false, &host::target(), 1).unwrap()
 }
 
 fn context_of(fused: Result<Fused, OpenError>) -> Context {

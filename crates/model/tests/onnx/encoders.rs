@@ -78,7 +78,7 @@ fn at(graph: &Graph, [batch, tokens, past, length]: [i64; 4]) -> Graph {
 }
 
 fn lowered(graph: &Graph, sizes: [i64; 4]) -> Result<Fused, OpenError> {
-    Ok(lower(&at(graph, sizes), false, &host::target()).unwrap())
+    Ok(lower(&at(graph, sizes), false, &host::target(), 1).unwrap())
 }
 
 fn runner_of(fused: Result<Fused, OpenError>) -> Runner {

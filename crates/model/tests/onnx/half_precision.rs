@@ -125,10 +125,10 @@ fn a_network_of_16_bits_is_kernels() {
         }
         let special = specialise(&graph, &Bindings::default());
         assert_eq!(count_halves(&special.graph), 9);
-        let kernels = lower(&special.graph, false, &crate::host::target()).unwrap().steps;
+        let kernels = lower(&special.graph, false, &crate::host::target(), 1).unwrap().steps;
         let (single, _) = network(DType::F32);
         let of_single =
-            lower(&specialise(&single, &Bindings::default()).graph, false, &crate::host::target()).unwrap().steps;
+            lower(&specialise(&single, &Bindings::default()).graph, false, &crate::host::target(), 1).unwrap().steps;
         let count = |steps: &[Step]| steps.iter().filter(|step| matches!(step, Step::Kernel(_))).count();
         assert!(count(&kernels) <= count(&of_single) + 3, "an input and two outputs are converted");
     }
@@ -207,7 +207,7 @@ fn factors_are_rounded_to_bf16_where_asked_for() {
     let graph = graph_of(&[("x", &x)], &[("y", DType::F32)], &known, nodes);
     let target = host::target();
     for is_asked_for in [false, true] {
-        let mut fused = lower(&specialise(&graph, &Bindings::default()).graph, false, &target).unwrap();
+        let mut fused = lower(&specialise(&graph, &Bindings::default()).graph, false, &target, 1).unwrap();
         if is_asked_for {
             fused.round_factors(&target);
         }

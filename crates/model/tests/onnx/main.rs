@@ -78,7 +78,7 @@ fn compiled_for(graph: &Graph, target: &Target) -> Result<Compiled, CompileError
 }
 
 fn compiled_with(graph: &Graph, exact: bool, target: &Target) -> Result<Compiled, CompileError> {
-    let fused = lower(graph, exact, target)
+    let fused = lower(graph, exact, target, 1)
         .map_err(|e| CompileError::Kernel { workload: String::new(), why: e.to_string() })?;
     compile_quickly(fused, target, &|workload| guess(workload, target))
 }
@@ -550,7 +550,7 @@ fn network_of_images() -> (Tensor, Graph) {
 fn layouts_are_those_that_are_cheapest_together() {
     let (x, graph) = network_of_images();
     let target = host::target();
-    let plain = lower(&graph, false, &host::target()).unwrap();
+    let plain = lower(&graph, false, &host::target(), 1).unwrap();
     let answer = |fused: &Fused| {
         let compiled = compile_quickly(fused.clone(), &target, &|workload| guess(workload, &target)).unwrap();
         let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
@@ -593,7 +593,7 @@ fn layouts_are_those_that_are_cheapest_together() {
 fn chosen_layouts_are_kept() {
     let (_, graph) = network_of_images();
     let target = host::target();
-    let plain = lower(&graph, false, &target).unwrap();
+    let plain = lower(&graph, false, &target, 1).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::new(Some(&folder.path().join("cache"))).unwrap();
     let n_kept = || {
@@ -634,7 +634,7 @@ fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
         ("y", "Conv", &["b", "wg"], Some(("group", Attribute::Int(2)))),
     ];
     let graph = graph_of(("x", &x), ("y", &[1, 32, 6, 6]), &known, nodes);
-    let plain = lower(&specialise(&graph, &Bindings::default()).graph, false, &host::target()).unwrap();
+    let plain = lower(&specialise(&graph, &Bindings::default()).graph, false, &host::target(), 1).unwrap();
     let cost = |of_conversion: f64| {
         move |workload: &Workload| match workload.layout().channels() {
             _ if workload.label().starts_with("nest:copy") => Some(of_conversion),
@@ -670,7 +670,7 @@ fn constant_images_are_in_the_layout_of_what_they_are_added_to() {
     let graph = graph_of(("x", &x), ("y", &[1, 16, 6, 6]), &known, nodes);
     let (special, target) = (specialise(&graph, &Bindings::default()).graph, host::target());
     let cost = |workload: &Workload| Some(if workload.layout().channels() == [1, 16] { 1.0 } else { 10.0 });
-    let plain = lower(&special, false, &target).unwrap();
+    let plain = lower(&special, false, &target, 1).unwrap();
     let fused = plain.laid_out(16, Costs { expected: &cost, measured: &cost }, false).unwrap();
     let adds_in_blocks =
         |workload: &Workload| workload.layout().channels()[1] == 16 && workload.to_string().contains("epilogue=add");

@@ -32,12 +32,12 @@ fn at_sizes(graph: &Graph, sizes: &[(&str, i64)], open: &str) -> Graph {
 fn opened_items(graph: &Graph, items: &OpenDimension, dim: &OpenDimension) -> Result<Fused, OpenError> {
     open_items(items, dim, |[n, size], open| {
         let own = at_sizes(graph, &[(&items.name, n), (&dim.name, size)], &open.name);
-        Ok(lower(&own, false, &host::target()).unwrap())
+        Ok(lower(&own, false, &host::target(), 1).unwrap())
     })
 }
 
 pub(crate) fn opened(graph: &Graph, dim: &OpenDimension) -> Result<Fused, OpenError> {
-    open(dim, |size| Ok(lower(&at(graph, &dim.name, size), false, &host::target()).unwrap()))
+    open(dim, |size| Ok(lower(&at(graph, &dim.name, size), false, &host::target(), 1).unwrap()))
 }
 
 /// Memory of a tensor, followed by a fence.
@@ -791,7 +791,7 @@ fn a_batch_that_cannot_be_open_is_repeated() {
         y = Transpose[perm=1 0 2](a2)";
     let graph = graph_of("x[n 6 16]", "y[n 6 16]", statements);
     let n = dim("n", 1, 5, 1);
-    let lower_at = |size| Ok(lower(&at(&graph, "n", size), false, &host::target()).unwrap());
+    let lower_at = |size| Ok(lower(&at(&graph, "n", size), false, &host::target(), 1).unwrap());
     let fused = open_or_repeat::<OpenError>(&n, lower_at).unwrap();
     assert!(fused.items.is_some(), "it is another way");
     let compiled = compile_guessed(fused.clone(), &host::target(), 1).unwrap();
@@ -805,7 +805,7 @@ fn a_batch_that_cannot_be_open_is_repeated() {
     }
     check_library_of(&graph, fused, &[5, 1, 3].map(|size| vec![("n", size)]));
     let others = graph_of("x[n 4]", "y[n 4]", "y = Softmax[axis=0](x)");
-    let lower_at = |size| Ok(lower(&at(&others, "n", size), false, &host::target()).unwrap());
+    let lower_at = |size| Ok(lower(&at(&others, "n", size), false, &host::target(), 1).unwrap());
     let made = open_or_repeat::<OpenError>(&n, lower_at).unwrap();
     assert!(made.items.is_none(), "rows depend on each other");
 }

@@ -13,7 +13,7 @@ use crate::{Node, graph_of, weights, whole, with_attention};
 
 fn trace_of(graph: &Graph) -> Trace {
     let special = specialise(graph, &Bindings { fold_bytes: 1 << 8, ..Bindings::default() });
-    lower(&light::with_weights(&special.graph), false, &host::target()).unwrap().trace
+    lower(&light::with_weights(&special.graph), false, &host::target(), 1).unwrap().trace
 }
 
 fn shufflenet() -> Trace {

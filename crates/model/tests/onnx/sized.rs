@@ -23,12 +23,12 @@ fn at(graph: &Graph, dims: &[OpenDimension], sizes: &[i64]) -> Graph {
 }
 
 fn sized(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
-    open_sized(dims, |_| true, |sizes| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap()))
+    open_sized(dims, |_| true, |sizes| Ok(lower(&at(graph, dims, sizes), false, &host::target(), 1).unwrap()))
 }
 
 /// Makes a net for any height, with one for each width, if there is such a dimension.
 fn opened(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
-    let lowered = |sizes: &[i64]| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap());
+    let lowered = |sizes: &[i64]| Ok(lower(&at(graph, dims, sizes), false, &host::target(), 1).unwrap());
     match dims {
         [dim] => open_or_repeat(dim, |size| lowered(&[size])),
         _ => open_beside(dims, 0, |_| true, lowered),
@@ -317,7 +317,7 @@ fn what_has_no_nets_is_refused() {
         |_| true,
         |sizes| {
             let graph = if std::mem::take(&mut first) { &graph } else { &other };
-            Ok(lower(&at(graph, &[dim("n", 1, 2, 1)], sizes), false, &host::target()).unwrap())
+            Ok(lower(&at(graph, &[dim("n", 1, 2, 1)], sizes), false, &host::target(), 1).unwrap())
         },
     );
     let error = made.err().unwrap().to_string();
