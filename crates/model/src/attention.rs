@@ -34,8 +34,8 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks that take caches of `l2_bytes` in all; `None` if all scores fit them. A block is contiguous: of
-    /// several heads, or of the rows of one.
+    /// Blocks that take a cache of `l2_bytes`; `None` if all scores fit it. A block is contiguous: of several
+    /// heads, or of the rows of one.
     fn of([heads, rows, columns]: [i64; 3], l2_bytes: i64) -> Option<Blocks> {
         let of_head = rows * columns * 4;
         if heads * of_head <= l2_bytes {
@@ -61,13 +61,15 @@ impl Blocks {
 }
 
 /// Divides the attention of a net wherever the scores exceed the level 2 caches of as many cores as a run has
-/// threads: into that of each sequence of a batch, and into blocks. Returns the number of places.
+/// threads: into that of each sequence of a batch, and into blocks that fit that of one core, as threads take
+/// over scores from each other. Returns the number of places.
 pub(crate) fn divide_attention(net: &mut Net, target: &Target, threads: usize) -> usize {
-    let l2_bytes = target.l2_bytes as i64 * threads as i64;
+    let of_core = target.l2_bytes as i64;
+    let l2_bytes = of_core * threads as i64;
     let (mut at, mut n_divided) = (0, part_sequences(net, l2_bytes));
     while at < net.nodes.len() {
         let found = attention(net, at, l2_bytes).and_then(|found| {
-            let blocks = Blocks::of(found.sizes, l2_bytes)?;
+            let blocks = Blocks::of(found.sizes, of_core)?;
             Some((divided(net, &found, blocks)?, found))
         });
         let Some((mut new, found)) = found else {
