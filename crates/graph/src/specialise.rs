@@ -417,8 +417,8 @@ impl Specialiser {
         }
     }
 
-    /// Inlines the subgraphs of a node, if its inputs determine which, and drops an `Identity` whose result
-    /// is no output of the graph. Returns whether it did.
+    /// Inlines the subgraphs of a node, if its inputs determine which, and drops an `Identity` of a quantized
+    /// or dequantized value whose result is no output of the graph. Returns whether it did.
     fn replaced(
         &mut self,
         old: &Graph,
@@ -451,12 +451,21 @@ impl Specialiser {
                 name_outputs(node, outputs, map);
             }
             // Rules that look for a producer, such as a dequantization, find it.
-            (Op::Unary(Unary::Identity), _) if !node.outputs.iter().flatten().any(|id| old.outputs.contains(id)) => {
+            (Op::Unary(Unary::Identity), _)
+                if self.is_of_quantization(inputs[0])
+                    && !node.outputs.iter().flatten().any(|id| old.outputs.contains(id)) =>
+            {
                 name_outputs(node, vec![inputs[0]], map);
             }
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Whether a value is quantized or dequantized by a node.
+    fn is_of_quantization(&self, id: Option<ValueId>) -> bool {
+        let producer = self.graph.nodes().find(|(_, node)| node.outputs.contains(&id)).map(|(_, node)| &node.op);
+        id.is_some() && matches!(producer, Some(Op::QuantizeLinear(_) | Op::DequantizeLinear(_)))
     }
 
     fn node(
