@@ -35,6 +35,7 @@ mod teams;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use emulator::Order;
@@ -73,6 +74,19 @@ fn arguments(program: &Program) -> Vec<Vec<f64>> {
     values.collect()
 }
 
+/// Such arguments after the program of a workload, which the interpreter runs once for all tests.
+fn computed(workload: &Workload) -> Arc<Vec<Vec<f64>>> {
+    static COMPUTED: Mutex<BTreeMap<String, Arc<Vec<Vec<f64>>>>> = Mutex::new(BTreeMap::new());
+    let text = workload.to_string();
+    if let Some(done) = COMPUTED.lock().unwrap().get(&text) {
+        return done.clone();
+    }
+    let program = workload.program();
+    let mut done = arguments(&program);
+    interp::run(&program, &mut done).unwrap();
+    COMPUTED.lock().unwrap().entry(text).or_insert(Arc::new(done)).clone()
+}
+
 fn ptx(gpu: &GpuProgram, task: &Task) -> Result<String, String> {
     let made = compile_gpu(gpu, &task.setting.target).map_err(|why| format!("{why}\n{gpu}"))?;
     Ok(String::from_utf8(made.code).expect("PTX is text"))
@@ -82,13 +96,12 @@ fn ptx(gpu: &GpuProgram, task: &Task) -> Result<String, String> {
 fn emulated_kernels_compute_the_operator() {
     for gpu in gpus() {
         each(&SHAPES, gpu, |text, task, _, kernels| {
-            let program = Workload::parse(text).unwrap().program();
-            let mut expected = arguments(&program);
-            interp::run(&program, &mut expected).unwrap();
+            let workload = Workload::parse(text).unwrap();
+            let (program, expected) = (workload.program(), computed(&workload));
             let text = ptx(kernels, task)?;
             let got = emulator::run(kernels, &text, &arguments(&program), Order::Descending)
                 .map_err(|why| format!("{why}\n{kernels}\n{text}"))?;
-            for ((_, b), (got, expected)) in program.arguments().zip(got.iter().zip(&expected)) {
+            for ((_, b), (got, expected)) in program.arguments().zip(got.iter().zip(&*expected)) {
                 // Sums in another order may round to the next 16-bit number.
                 let last = if b.dtype.is_half() { 2.0 * b.dtype.unit() } else { 2e-5 };
                 let most = last * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
@@ -212,11 +225,9 @@ const ORDERS: [Order; 3] = [Order::Ascending, Order::Descending, Order::Strided(
 /// Asserts that a kernel for groups of warps computes its workload.
 fn require_right(of: (&Workload, &Task, &Config), kernels: &GpuProgram, code: &str, order: Order) {
     let (workload, task, config) = of;
-    let program = workload.program();
-    let mut expected = arguments(&program);
-    interp::run(&program, &mut expected).unwrap();
+    let (given, expected) = (arguments(&workload.program()), computed(workload));
     let json = task.space.config_to_json(config);
-    let got = emulator::run(kernels, code, &arguments(&program), order)
+    let got = emulator::run(kernels, code, &given, order)
         .unwrap_or_else(|why| panic!("{workload} {json} {order:?}: {why}\n{kernels}\n{code}"));
     let (got, expected) = (got.last().unwrap(), expected.last().unwrap());
     let last = if workload.dtype.is_half() { 2.0 * workload.dtype.unit() } else { 2e-5 };
