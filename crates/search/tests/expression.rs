@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
-use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames};
+use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames, list};
 
 /// Number of cases, larger in a long run.
 fn cases(usual: u32) -> u32 {
@@ -21,6 +21,16 @@ fn scope() -> VariableNames {
     [("x", ValueType::Number), ("y", ValueType::Number), ("d", ValueType::Category(values)), ("l", ValueType::List)]
         .map(|(name, kind)| (name.to_owned(), kind))
         .into()
+}
+
+/// Texts are refused before they fill the stack.
+#[test]
+fn deep_nesting_is_refused() {
+    let why = Expression::parse(&"(".repeat(10_000)).and_then(|e| e.compile(&scope())).err().unwrap();
+    assert!(why.to_string().contains("more than 500"), "{why}");
+    for text in ["[".repeat(1000), "-".repeat(1000), format!("[{}1]", "1 + ".repeat(1000))] {
+        assert!(list(&text).unwrap_err().to_string().contains("more than 500 deep"), "{text}");
+    }
 }
 
 proptest! {

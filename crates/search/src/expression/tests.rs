@@ -114,9 +114,6 @@ fn what_is_no_list_is_refused_with_its_position() {
     check("[x for x in 3]", "position 13: for takes a list, found a number");
     check("[x for x in [1], 2]", "position 16: expected `]`, found `,`");
     assert!(list(&"[".repeat(100_000)).unwrap_err().to_string().contains("more than 20000"));
-    assert!(list(&"[".repeat(1000)).unwrap_err().to_string().contains("more than 500 deep"));
-    assert!(list(&"-".repeat(1000)).unwrap_err().to_string().contains("more than 500 deep"));
-    assert!(list(&format!("[{}1]", "1 + ".repeat(1000))).unwrap_err().to_string().contains("more than 500 deep"));
     assert_eq!(list(&format!("[{}1]", "1, ".repeat(8000))).unwrap().len(), 8001);
 }
 
@@ -169,7 +166,6 @@ fn errors_say_where_and_what() {
     check("ceil_div(x)", "position 1: ceil_div takes 2 arguments, found 1");
     check("d == 'B", "position 6: the quoted text does not end");
     check("{i for i in l}", "position 1: `{… for …}` is not known here; write a list, `[… for …]`");
-    assert!(value(&"(".repeat(10_000)).unwrap_err().contains("more than 500"));
 }
 
 fn expression() -> impl Strategy<Value = Expression> {
