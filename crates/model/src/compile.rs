@@ -397,8 +397,8 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
             return;
         }
         let at = *at_of.entry(root).or_insert_with(|| {
-            let room = rooms.get(&root).copied().unwrap_or(net.value(root).n_bytes() as usize);
-            let n_bytes = fused.bytes_of_group(root).unwrap_or(room);
+            let room = rooms.get(&root).copied().max(fused.bytes_of_group(root));
+            let n_bytes = room.unwrap_or(net.value(root).n_bytes() as usize);
             let block = Block { bytes: n_bytes.next_multiple_of(line), first: step, last: step };
             blocks.push((root, block));
             blocks.len() - 1
@@ -935,11 +935,8 @@ impl<'a> PlanBuilder<'a> {
         let value = self.fused.net.value(id);
         let mut shape = value.ty().shape;
         if matches!(place, Place::Arena(_)) {
-            if let Some(room) = self.rooms.get(&id) {
-                // Rows that this piece does not have follow its own in memory.
-                shape = vec![*room / dtype.bytes() as usize];
-            }
-            if let Some(n_bytes) = self.fused.bytes_of_group(id) {
+            // Rows that this piece does not have, or items of a group, follow its own in memory.
+            if let Some(n_bytes) = self.rooms.get(&id).copied().max(self.fused.bytes_of_group(id)) {
                 shape = vec![n_bytes / dtype.bytes() as usize];
             }
         }

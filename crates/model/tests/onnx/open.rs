@@ -658,6 +658,8 @@ fn products_by_weights_process_several_texts() {
     let of_group: Vec<bool> = together.turns().map(|(_, is_together)| is_together).collect();
     assert_eq!(of_group, [true, false, true, false, true]);
     assert_eq!([24, 13, 12, 5, 1].map(|size| together.n_items(&words, size)), [1, 1, 2, 4, 16]);
+    // Rows of 1 kB are longer in memory.
+    check_items(&dim("n", 1, 3, 1), &dim("words", 250, 256, 1), ports, statements);
 }
 
 #[test]
