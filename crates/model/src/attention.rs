@@ -42,8 +42,7 @@ impl Blocks {
             return None;
         }
         if of_head <= l2_bytes {
-            let fits = |n: &i64| heads % n == 0 && n * of_head <= l2_bytes;
-            let heads = (1..heads).rev().find(fits)?;
+            let heads = Blocks::heads([heads, rows, columns], l2_bytes)?;
             return Some(Blocks { heads, rows, n: 1, apart: rows });
         }
         let n = (of_head / l2_bytes + 1).min(rows / FEWEST_ROWS);
@@ -53,6 +52,13 @@ impl Blocks {
         Some(Blocks { heads: 1, rows: own, n, apart: (rows - own) / (n - 1) })
     }
 
+    /// Number of heads in a block of whole heads: as many as fit a cache of `l2_bytes`, or one that does not;
+    /// `None` if there are no fewer than all.
+    fn heads([heads, rows, columns]: [i64; 3], l2_bytes: i64) -> Option<i64> {
+        let fits = |n: &i64| heads % n == 0 && (*n == 1 || n * rows * columns * 4 <= l2_bytes);
+        (1..heads).rev().find(fits)
+    }
+
     /// Position of the part of each block in a tensor: where the first one begins, and the distances between
     /// consecutive rows and heads.
     fn track(&self, first: i64, [of_row, of_head]: [i64; 2]) -> Track {
@@ -60,32 +66,82 @@ impl Blocks {
     }
 }
 
+/// Level 2 caches that scores should fit, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Level2 {
+    /// Cache of one core.
+    of_core: i64,
+    /// Caches of as many cores as a run has threads.
+    of_all: i64,
+}
+
+impl Level2 {
+    pub(crate) fn new(target: &Target, threads: usize) -> Level2 {
+        let of_core = target.l2_bytes as i64;
+        Level2 { of_core, of_all: of_core * threads as i64 }
+    }
+}
+
 /// Divides the attention of a net wherever the scores exceed the level 2 caches of as many cores as a run has
 /// threads: into that of each sequence of a batch, and into blocks that fit that of one core, as threads take
 /// over scores from each other. Returns the number of places.
-pub(crate) fn divide_attention(net: &mut Net, target: &Target, threads: usize) -> usize {
-    let of_core = target.l2_bytes as i64;
-    let l2_bytes = of_core * threads as i64;
-    let (mut at, mut n_divided) = (0, part_sequences(net, l2_bytes));
+pub(crate) fn divide_attention(net: &mut Net, l2: Level2) -> usize {
+    let (mut at, mut n_divided) = (0, part_sequences(net, l2.of_all));
     while at < net.nodes.len() {
-        let found = attention(net, at, l2_bytes).and_then(|found| {
-            let blocks = Blocks::of(found.sizes, of_core)?;
+        let found = attention(net, at, l2.of_all).and_then(|found| {
+            let blocks = Blocks::of(found.sizes, l2.of_core)?;
             Some((divided(net, &found, blocks)?, found))
         });
-        let Some((mut new, found)) = found else {
-            at += 1;
-            continue;
-        };
-        n_divided += 1;
-        for (place, node) in std::mem::take(&mut net.nodes).into_iter().enumerate() {
-            match place {
-                place if place == found.result => net.nodes.append(&mut new),
-                place if place == found.scores || found.between.contains(&place) => {}
-                _ => net.nodes.push(node),
+        match found {
+            Some((new, found)) => {
+                replace(net, &found, new);
+                n_divided += 1;
             }
+            None => at += 1,
         }
     }
     n_divided
+}
+
+/// Divides the attention of a model lowered at several sizes of its open dimension, the largest last, in the
+/// same way in each net: into blocks of whole heads, as the rows of a head have another number at each size.
+/// Returns the number of places.
+pub(crate) fn divide_heads(nets: &mut [Net], l2: Level2) -> usize {
+    let (mut at, mut n_divided) = (0, 0);
+    while at < nets.last().map_or(0, |whole| whole.nodes.len()) {
+        let of_net = |net: &Net| (at < net.nodes.len()).then(|| attention(net, at, 0)).flatten();
+        let blocks = nets.last().and_then(|whole| attention(whole, at, l2.of_all)).map(|found| found.sizes);
+        let heads = blocks.and_then(|sizes| Blocks::heads(sizes, l2.of_core));
+        let found: Option<Vec<Attention>> = heads.and_then(|_| nets.iter().map(of_net).collect());
+        let made = heads.zip(found).and_then(|(heads, found)| {
+            let of_net = |(net, found): (&mut Net, &Attention)| {
+                let [n_heads, rows, _] = found.sizes;
+                let blocks = Blocks { heads, rows, n: 1, apart: rows };
+                (n_heads % heads == 0).then(|| divided(net, found, blocks)).flatten()
+            };
+            let new = nets.iter_mut().zip(&found).map(of_net).collect::<Option<Vec<_>>>()?;
+            Some((new, found))
+        });
+        match made {
+            Some((new, found)) => {
+                nets.iter_mut().zip(&found).zip(new).for_each(|((net, found), new)| replace(net, found, new));
+                n_divided += 1;
+            }
+            None => at += 1,
+        }
+    }
+    n_divided
+}
+
+/// Replaces the nodes of attention by others.
+fn replace(net: &mut Net, found: &Attention, mut new: Vec<Node>) {
+    for (at, node) in std::mem::take(&mut net.nodes).into_iter().enumerate() {
+        match at {
+            at if at == found.result => net.nodes.append(&mut new),
+            at if at == found.scores || found.between.contains(&at) => {}
+            _ => net.nodes.push(node),
+        }
+    }
 }
 
 /// Nodes between the concatenated scores of several sequences and the products of each sequence's weights.
@@ -124,38 +180,50 @@ fn together(net: &Net, concat: usize) -> Option<Together> {
     if !matches!(node.kind, Kind::Concat(0)) || n < 2 || parts.len() as i64 != n || !are_alike {
         return None;
     }
-    let readers = net.users();
-    let (mut between, mut products, mut inside) = (Vec::new(), Vec::new(), vec![node.output()]);
-    let mut at = 0;
+    let mut products = Vec::new();
+    let between = followed(net, &net.users(), node.output(), |id, reader| {
+        let node = &net.nodes[reader];
+        let [from, to] = [id, node.output()].map(|id| net.shape(id));
+        let is_along = from.len() == to.len() && from[0] == to[0];
+        let is_divisible = from.first().is_some_and(|first| first % n == 0);
+        match &node.kind {
+            _ if !is_divisible => None,
+            Kind::Product { .. } => {
+                products.push((reader, sequence_of(node, id, n)?));
+                Some(false)
+            }
+            Kind::View => Some(true),
+            Kind::Map(_) if is_along => Some(true),
+            Kind::Reduce(_, axes) if is_along && !axes.contains(&0) => Some(true),
+            _ => None,
+        }
+    })?;
+    (!between.is_empty() && !products.is_empty()).then_some(Together { concat, between, products })
+}
+
+/// Nodes that compute from a value, in order: those whose results are followed, as a function says of each
+/// value and reader. `None` if it refuses one, or if a value is kept or unread.
+fn followed(
+    net: &Net,
+    readers: &[Vec<usize>],
+    from: ValueId,
+    mut follows: impl FnMut(ValueId, usize) -> Option<bool>,
+) -> Option<Vec<usize>> {
+    let (mut between, mut inside, mut at) = (Vec::new(), vec![from], 0);
     while let Some(&id) = inside.get(at) {
         at += 1;
-        let is_kept = net.outputs.contains(&id) || net.states.iter().any(|state| state.value == id);
-        let is_divisible = net.shape(id).first().is_some_and(|first| first % n == 0);
-        if is_kept || !is_divisible || readers[id.0].is_empty() {
+        if net.is_kept(id) || readers[id.0].is_empty() {
             return None;
         }
         for &reader in &readers[id.0] {
-            let node = &net.nodes[reader];
-            let [from, to] = [id, node.output()].map(|id| net.shape(id));
-            let is_along = from.len() == to.len() && from[0] == to[0];
-            match &node.kind {
-                Kind::Product { .. } => {
-                    products.push((reader, sequence_of(node, id, n)?));
-                    continue;
-                }
-                Kind::View => {}
-                Kind::Map(_) if is_along => {}
-                Kind::Reduce(_, axes) if is_along && !axes.contains(&0) => {}
-                _ => return None,
-            }
-            if !between.contains(&reader) {
+            if follows(id, reader)? && !between.contains(&reader) {
                 between.push(reader);
-                inside.push(node.output());
+                inside.push(net.nodes[reader].output());
             }
         }
     }
     between.sort_unstable();
-    (!between.is_empty() && !products.is_empty()).then_some(Together { concat, between, products })
+    Some(between)
 }
 
 /// Sequence whose weights a product reads among those of all `n`.
@@ -243,37 +311,22 @@ fn attention(net: &Net, scores: usize, l2_bytes: i64) -> Option<Attention> {
     if !exceeds || heads.is_some_and(|heads| heads.beside) {
         return None;
     }
-    let (readers, mut inside) = (net.users(), vec![node.output()]);
-    let (mut between, mut result) = (Vec::new(), None);
-    let mut at = 0;
-    while let Some(&id) = inside.get(at) {
-        at += 1;
-        if net.outputs.contains(&id) || net.states.iter().any(|state| state.value == id) || readers[id.0].is_empty() {
-            return None;
-        }
-        for &reader in &readers[id.0] {
-            let node = &net.nodes[reader];
-            match &node.kind {
-                Kind::Product { heads, .. } => {
-                    let of_a = heads.map_or(Heads::default(), |heads| heads.of_a);
-                    let is_plain = of_a == Heads::default() && last_three(net.shape(id)) == Some(sizes);
-                    let is_first = node.input(0) == id && node.input(1) != id;
-                    if !is_plain || !is_first || result.is_some_and(|known| known != reader) {
-                        return None;
-                    }
-                    result = Some(reader);
-                }
-                Kind::Map(_) | Kind::View | Kind::Reduce(..) if is_of_rows(net, node, sizes) => {
-                    if !between.contains(&reader) {
-                        between.push(reader);
-                        inside.push(node.output());
-                    }
-                }
-                _ => return None,
+    let mut result = None;
+    let between = followed(net, &net.users(), node.output(), |id, reader| {
+        let node = &net.nodes[reader];
+        match &node.kind {
+            Kind::Product { heads, .. } => {
+                let of_a = heads.map_or(Heads::default(), |heads| heads.of_a);
+                let is_plain = of_a == Heads::default() && last_three(net.shape(id)) == Some(sizes);
+                let is_first = node.input(0) == id && node.input(1) != id;
+                let is_it = is_plain && is_first && result.is_none_or(|known| known == reader);
+                result = Some(reader);
+                is_it.then_some(false)
             }
+            Kind::Map(_) | Kind::View | Kind::Reduce(..) if is_of_rows(net, node, sizes) => Some(true),
+            _ => None,
         }
-    }
-    between.sort_unstable();
+    })?;
     let result = result.filter(|_| !between.is_empty())?;
     let is_f32 = |at: usize| net.nodes[at].inputs.iter().flatten().all(|id| is_f32(net.value(*id)));
     (is_f32(scores) && is_f32(result)).then_some(Attention { scores, between, result, sizes })
@@ -323,7 +376,7 @@ fn may_be_longer(net: &Net, id: ValueId) -> bool {
     let mut at = 0;
     while let Some(&id) = parts.get(at) {
         at += 1;
-        if net.outputs.contains(&id) || net.states.iter().any(|state| state.value == id) {
+        if net.is_kept(id) {
             return false;
         }
         for node in readers[id.0].iter().map(|at| &net.nodes[*at]) {

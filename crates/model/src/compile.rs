@@ -367,16 +367,37 @@ fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, usize> {
                     }
                 }
             }
-            // Parts of wider rows end in the row behind.
             Step::Sequence(sequence) => {
-                for moving in &sequence.moving {
-                    let n_elements = fused.net.value(moving.value).n_elements();
-                    for (of, first) in (0..sequence.n_steps).map(|step| moving.at(step)) {
-                        extend(of, (first + n_elements) as usize);
-                    }
-                }
+                rooms_of_steps(fused, sequence, places).into_iter().for_each(|(id, n)| extend(id, n));
             }
             _ => {}
+        }
+    }
+    rooms
+}
+
+/// Numbers of elements that the steps of a sequence assume values to have: of parts of wider rows, which end
+/// in the row behind, and of what kernels read that assume that there are more rows.
+fn rooms_of_steps(fused: &Fused, sequence: &Steps, places: &Places) -> Vec<(ValueId, usize)> {
+    let mut rooms = Vec::new();
+    let mut extend = |id: ValueId, n_elements: usize| {
+        let ValuePart { root, offset } = places.locate(id);
+        let n_elements = n_elements + offset / fused.net.value(root).dtype.size();
+        match sequence.moving.iter().find(|moving| moving.value == root) {
+            None => rooms.push((root, n_elements)),
+            Some(moving) => {
+                let each = (0..sequence.n_steps).map(|step| moving.at(step));
+                rooms.extend(each.map(|(of, first)| (of, first as usize + n_elements)));
+            }
+        }
+    };
+    sequence.moving.iter().for_each(|moving| extend(moving.value, fused.net.value(moving.value).n_elements() as usize));
+    for step in &sequence.steps {
+        let Step::Kernel(kernel) = step else { continue };
+        for (at, id) in kernel.inputs.iter().chain([&kernel.output]).enumerate() {
+            if let Some(n) = kernel.room(at) {
+                extend(*id, n);
+            }
         }
     }
     rooms
@@ -427,11 +448,7 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
                     let own = kernel.inputs.iter().chain([&kernel.output]);
                     own.filter(|id| !moving.contains(&places.locate(**id).root)).for_each(|id| touch(*id, at));
                 }
-                sequence
-                    .moving
-                    .iter()
-                    .flat_map(|moving| moving.first.into_iter().chain([moving.of]))
-                    .for_each(|id| touch(id, at));
+                sequence.outer_values().for_each(|id| touch(id, at));
             }
             Step::Host(node) => node.inputs.iter().flatten().chain(&node.outputs).for_each(|id| touch(*id, at)),
             Step::Append { from, .. } => touch(*from, at),
@@ -775,7 +792,9 @@ impl<'a> PlanBuilder<'a> {
 
     /// Steps and tensors of groups of items.
     fn together(&self, groups: &Groups) -> Together {
-        let of_step = |origin: &Option<usize>| origin.is_some_and(|at| groups.steps[at]);
+        let steps = self.fused.steps.iter().zip(&groups.steps);
+        let are_together: Vec<bool> = steps.flat_map(|(step, together)| vec![*together; step.n_parts()]).collect();
+        let of_step = |origin: &Option<usize>| origin.is_some_and(|at| are_together[at]);
         let place = |(id, pitch): (&ValueId, &RunSize)| {
             let tensor = *self.tensors.get(id)?;
             matches!(self.plan.tensors[tensor].place, Place::Arena(_)).then_some((tensor, *pitch))

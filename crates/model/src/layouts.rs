@@ -306,7 +306,7 @@ impl Images {
                 Step::Part { of, part, .. } if depth > 0 => closed.extend([*of, *part]),
                 Step::Kernel(kernel) => is_open[kernel.output.0] = is_image(net, kernel.output, block),
                 Step::Sequence(steps) => {
-                    closed.extend(steps.moving.iter().flat_map(|moving| moving.first.into_iter().chain([moving.of])));
+                    closed.extend(steps.outer_values());
                 }
                 Step::Host(node) => closed.extend(node.inputs.iter().flatten().chain(&node.outputs)),
                 Step::Part { of, part, offset } => {

@@ -439,12 +439,21 @@ impl Net {
             .is_some_and(|dtype| dtype.is_float() || dtype.arithmetic() == dtype || dtype == tilewright_ir::DType::Bool)
     }
 
+    /// Values that outlive the steps of a run: outputs and states.
+    fn kept(&self) -> impl Iterator<Item = ValueId> {
+        self.outputs.iter().chain(self.states.iter().map(|state| &state.value)).copied()
+    }
+
+    /// Whether a value outlives the steps of a run, being an output or a state.
+    pub(crate) fn is_kept(&self, id: ValueId) -> bool {
+        self.kept().any(|kept| kept == id)
+    }
+
     /// Number of uses of each value, including those by the net's outputs and states.
     pub fn n_uses(&self) -> Vec<usize> {
         let mut n_uses = vec![0; self.values.len()];
-        let read = self.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
-        let kept = self.outputs.iter().chain(self.states.iter().map(|state| &state.value));
-        read.chain(kept).for_each(|id| n_uses[id.0] += 1);
+        let read = self.nodes.iter().flat_map(|node| node.inputs.iter().flatten().copied());
+        read.chain(self.kept()).for_each(|id| n_uses[id.0] += 1);
         n_uses
     }
 
@@ -476,8 +485,7 @@ impl Net {
     /// Eliminates dead nodes: those that no output needs.
     pub fn prune(&mut self) {
         let mut is_needed = vec![false; self.values.len()];
-        let kept = self.outputs.iter().chain(self.states.iter().map(|state| &state.value));
-        kept.for_each(|id| is_needed[id.0] = true);
+        self.kept().for_each(|id| is_needed[id.0] = true);
         let mut kept = Vec::with_capacity(self.nodes.len());
         for node in std::mem::take(&mut self.nodes).into_iter().rev() {
             if node.outputs.iter().any(|id| is_needed[id.0]) {

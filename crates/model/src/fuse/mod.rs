@@ -25,7 +25,7 @@ pub use self::repeat::RunLoop;
 use self::repeat::steps_of_loop;
 pub(crate) use self::workload::convolution_of;
 use self::workload::{convolution, packed, product};
-use crate::attention::divide_attention;
+use crate::attention::{Level2, divide_attention, divide_heads};
 use crate::epilogue::Operations;
 use crate::half_precision::widened;
 use crate::import::import;
@@ -149,6 +149,13 @@ pub enum Step {
     },
 }
 
+impl Step {
+    /// Number of steps in [`Fused::each`]: those of a sequence, else 1.
+    pub(crate) fn n_parts(&self) -> usize {
+        if let Step::Sequence(sequence) = self { sequence.steps.len() } else { 1 }
+    }
+}
+
 /// Steps that repeat for each time step of a sequence.
 #[derive(Debug, Clone)]
 pub struct Steps {
@@ -160,6 +167,22 @@ pub struct Steps {
     pub moving: Vec<Moving>,
     /// Nodes of one iteration, of which members of its kernels are.
     pub(crate) nodes: Vec<Node>,
+}
+
+impl Steps {
+    /// Values outside that the steps read or write.
+    pub(crate) fn outer_values(&self) -> impl Iterator<Item = ValueId> {
+        self.moving.iter().flat_map(|moving| moving.first.into_iter().chain([moving.of]))
+    }
+
+    /// Value that a value of the steps is a part of, if any.
+    pub(crate) fn part_of(&self, id: ValueId) -> Option<ValueId> {
+        let part = self.steps.iter().find_map(|step| match step {
+            Step::Part { of, part, .. } if *part == id => Some(*of),
+            _ => None,
+        });
+        part.or_else(|| self.moving.iter().find(|moving| moving.value == id).map(|moving| moving.of))
+    }
 }
 
 /// Value that is another slice of a tensor in each time step.
@@ -231,6 +254,65 @@ pub struct Fused {
     pub items: Option<Items>,
     /// Passes that made the net from a graph.
     pub trace: Trace,
+    /// Net before it was fused, if it is one of several sizes of an open dimension: its attention may still
+    /// be divided.
+    pub(crate) undivided: Option<Box<Undivided>>,
+}
+
+/// Net before its attention is divided and its nodes are fused.
+#[derive(Debug, Clone)]
+pub(crate) struct Undivided {
+    net: Net,
+    trace: Trace,
+    fusing: Fusing,
+    l2: Level2,
+}
+
+impl Undivided {
+    /// Divides the attention of a model lowered at several sizes, the largest last, and fuses the nets;
+    /// `None` if there is nothing to divide, or if divided nets have no kernels.
+    pub(crate) fn divided(nets: &[Fused]) -> Option<Vec<Fused>> {
+        let all: Vec<&Undivided> = nets.iter().map(|fused| fused.undivided.as_deref()).collect::<Option<_>>()?;
+        let mut own: Vec<Net> = all.iter().map(|undivided| undivided.net.clone()).collect();
+        if divide_heads(&mut own, all[0].l2) == 0 {
+            return None;
+        }
+        let fused = |(net, undivided): (Net, &&Undivided)| {
+            let mut trace = undivided.trace.clone();
+            trace.pass("divide_attention", undivided.net.nodes.len(), net.nodes.len());
+            undivided.fusing.fused(net, trace).ok()
+        };
+        own.into_iter().zip(&all).map(fused).collect()
+    }
+}
+
+/// Options of fusing.
+#[derive(Debug, Clone, Copy)]
+struct Fusing {
+    /// Number of columns in turns of products of which one gates the other; `None` if they are not paired.
+    pairs: Option<i64>,
+    /// Whether kernels round exactly as the graph's operators do.
+    exact: bool,
+    /// Whether weights of 7 bits are declared as such.
+    narrows: bool,
+    /// Whether products round their operands to bf16.
+    rounds: bool,
+}
+
+impl Fusing {
+    fn fused(self, net: Net, mut trace: Trace) -> Result<Fused, WorkloadError> {
+        let mut fused = fuse_with(net, self.pairs)?;
+        trace.0.append(&mut fused.trace.0);
+        fused.trace = trace;
+        fused.workloads_mut().for_each(|workload| workload.exact |= self.exact);
+        if self.narrows {
+            fused.narrow_weights();
+        }
+        if self.rounds {
+            fused.round();
+        }
+        Ok(fused)
+    }
 }
 
 impl Fused {
@@ -297,8 +379,7 @@ impl Fused {
                 Step::Again(_) => drop(outer.pop()),
                 _ => {}
             }
-            let n = if let Step::Sequence(sequence) = step { sequence.steps.len() } else { 1 };
-            are.extend(std::iter::repeat_n(is_within, n));
+            are.extend(std::iter::repeat_n(is_within, step.n_parts()));
         }
         are
     }
@@ -326,14 +407,19 @@ impl Fused {
     /// Lets products round their operands to bf16 if the target multiplies these faster than f32.
     /// Convolutions of few channels, as of a network's input, are excluded, as their pairs are rarely full.
     pub fn round_factors(&mut self, target: &Target) {
+        if target.prefers_dot2() {
+            self.round();
+            self.undivided.iter_mut().for_each(|undivided| undivided.fusing.rounds = true);
+        }
+    }
+
+    fn round(&mut self) {
         const LEAST_CHANNELS: i64 = 8;
         let is_worth_it = |workload: &Workload| match workload.structure() {
             Structure::Window(window) => window.c >= LEAST_CHANNELS,
             Structure::Contraction(_) | Structure::Packed(_) | Structure::Nest(_) => true,
         };
-        if target.prefers_dot2() {
-            self.workloads_mut().for_each(|workload| workload.bf16 = is_worth_it(workload));
-        }
+        self.workloads_mut().for_each(|workload| workload.bf16 = is_worth_it(workload));
     }
 }
 
@@ -378,22 +464,24 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target, threads: usize) -> Res
     }
     trace.pass("import", wide.nodes().len(), net.nodes.len());
     trace.0.extend(simplify(&mut net).0);
-    if target.gpu.is_none() && net.open_size.is_none() {
+    let is_cpu = target.gpu.is_none();
+    let fusing = Fusing {
+        // No GPU template supports paired columns.
+        pairs: is_cpu.then(|| target.lanes(tilewright_ir::DType::F32)),
+        exact,
+        narrows: target.adds_pairs_of_bytes(),
+        rounds: false,
+    };
+    let l2 = Level2::new(target, threads);
+    let undivided = (is_cpu && net.open_size.is_some())
+        .then(|| Box::new(Undivided { net: net.clone(), trace: trace.clone(), fusing, l2 }));
+    if is_cpu && undivided.is_none() {
         let n_nodes = net.nodes.len();
-        if divide_attention(&mut net, target, threads) > 0 {
+        if divide_attention(&mut net, l2) > 0 {
             trace.pass("divide_attention", n_nodes, net.nodes.len());
         }
     }
-    // No GPU template supports paired columns.
-    let pairs = target.gpu.is_none().then(|| target.lanes(tilewright_ir::DType::F32));
-    let mut fused = fuse_with(net, pairs)?;
-    trace.0.append(&mut fused.trace.0);
-    fused.trace = trace;
-    fused.workloads_mut().for_each(|workload| workload.exact |= exact);
-    if target.adds_pairs_of_bytes() {
-        fused.narrow_weights();
-    }
-    Ok(fused)
+    Ok(Fused { undivided, ..fusing.fused(net, trace)? })
 }
 
 /// Rewrites the bodies of loops, including nested ones.
@@ -483,6 +571,7 @@ fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
         n_items: 1,
         items: None,
         trace,
+        undivided: None,
     })
 }
 

@@ -65,7 +65,8 @@ impl Fused {
         let is_alone = |open: &&OpenNet| open.second.is_none() && open.dim.step == 1 && open.dim.least >= 1;
         let open = self.open.as_ref().filter(is_alone)?;
         let items = self.items.as_ref().filter(|items| items.dim != open.dim)?;
-        let is_known = |step: &Step| matches!(step, Step::Kernel(_) | Step::Part { .. } | Step::Join { .. });
+        let is_known =
+            |step: &Step| matches!(step, Step::Kernel(_) | Step::Sequence(_) | Step::Part { .. } | Step::Join { .. });
         let is_straight = self.steps.iter().all(is_known) && conditions(self, places).iter().all(Vec::is_empty);
         if !is_straight || !self.net.states.is_empty() || !self.pieces.is_empty() {
             return None;
@@ -87,6 +88,7 @@ impl Fused {
         for (at, step) in self.steps.iter().enumerate() {
             steps.push(match step {
                 Step::Kernel(kernel) => !copied.contains(&at) && is_of_rows(kernel),
+                Step::Sequence(_) => false,
                 // A view does no work.
                 _ => !copied.contains(&at) && steps.last().copied().unwrap_or(false),
             });
@@ -114,6 +116,9 @@ impl Fused {
             }
         }
         for (at, step) in self.steps.iter().enumerate() {
+            if let Step::Sequence(sequence) = step {
+                sequence.outer_values().for_each(|id| touch(id, groups.turn_of(at)));
+            }
             let Step::Kernel(kernel) = step else { continue };
             for id in kernel.inputs.iter().chain([&kernel.output]) {
                 touch(*id, groups.turn_of(at));

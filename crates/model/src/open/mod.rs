@@ -21,9 +21,9 @@ use tilewright_ir::gcd;
 use tilewright_ir::op::{Contraction, Epilogue, Heads, Operand, SizeRange, Structure, Window, Workload, WorkloadError};
 use tilewright_runtime::{OpenDimension, RunSize};
 
-use crate::fuse::{Fused, Kernel, Moving, Open, Step, Steps, nest, open_nest};
+use crate::fuse::{Fused, Kernel, Moving, Open, Step, Steps, Undivided, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
-use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, ValueId};
+use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, Track, ValueId};
 
 pub(crate) use self::columns::{exchange_columns, has_open_columns};
 pub(crate) use self::groups::Groups;
@@ -222,17 +222,33 @@ pub fn open_both<E: From<OpenError>>(
     let mut nets = probes.sizes().map(|sizes| lower(&sizes)).collect::<Result<Vec<Fused>, E>>()?;
     // The model may be invalid at the smallest sizes.
     lower(&dims.iter().map(|dim| dim.least).collect::<Vec<_>>())?;
-    vary::read_numbers(&probes, &mut nets).map_err(|error| OpenError::Node {
+    // Blocks of attention are worth it, but not a refusal.
+    if second.is_none()
+        && let Some(divided) = Undivided::divided(&nets)
+        && let Ok(made) = compared(&probes, divided)
+        && made.clone().open_kernels().is_ok()
+    {
+        return Ok(made);
+    }
+    nets.iter_mut().for_each(|fused| fused.undivided = None);
+    Ok(compared(&probes, nets)?)
+}
+
+/// Makes a fused net with open dimensions of nets lowered at the sizes of probes.
+fn compared(probes: &Probes, mut nets: Vec<Fused>) -> Result<Fused, OpenError> {
+    let (dim, second) = (&probes.dims[0], probes.dims.get(1));
+    vary::read_numbers(probes, &mut nets).map_err(|error| OpenError::Node {
         node: dim.name.clone(),
         why: format!("has no kernel for any size: {error}"),
         name: dim.name.clone(),
     })?;
     let mut whole = nets.pop().expect("invariant: the largest is last");
     let states = &whole.net.states;
-    if let Some(dim) = dims.iter().enumerate().find(|(at, dim)| dim.least < 1 && (*at > 0 || states.is_empty())) {
-        return Err(OpenError::Empty { name: dim.1.name.clone() }.into());
+    let mut dims = probes.dims.iter().enumerate();
+    if let Some(dim) = dims.find(|(at, dim)| dim.least < 1 && (*at > 0 || states.is_empty())) {
+        return Err(OpenError::Empty { name: dim.1.name.clone() });
     }
-    let job = SizeComparison { probes: &probes, nets: &nets, whole: &whole };
+    let job = SizeComparison { probes, nets: &nets, whole: &whole };
     job.nodes()?;
     let axes = job.axes()?;
     let (sizes, calls) = (job.sizes()?, job.calls()?);
@@ -245,8 +261,7 @@ pub fn open_both<E: From<OpenError>>(
             false => whole.net.values[id.0].constant = Some(constant),
         }
     }
-    let (dim, second) = (dim.clone(), second.cloned());
-    let open = OpenNet { dim, second, axes, sizes, numbers, longer: HashMap::new() };
+    let open = OpenNet { dim: dim.clone(), second: second.cloned(), axes, sizes, numbers, longer: HashMap::new() };
     check(&whole, &open)?;
     whole.open = Some(open);
     Ok(whole)
@@ -310,7 +325,12 @@ impl SizeComparison<'_> {
     /// Values that exist in a run; a shape whose `Reshape` has become a view, for example, does not.
     fn used(&self) -> HashSet<ValueId> {
         let net = &self.whole.net;
-        let of_nodes = net.nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
+        let of_sequences = self.whole.steps.iter().filter_map(|step| match step {
+            Step::Sequence(sequence) => Some(&sequence.nodes),
+            _ => None,
+        });
+        let nodes = net.nodes.iter().chain(of_sequences.flatten());
+        let of_nodes = nodes.flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
         let of_states = net.states.iter().map(|state| &state.value);
         let of_steps = self.whole.each().flat_map(|(step, _)| match step {
             Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).collect(),
@@ -706,17 +726,16 @@ fn in_memory(shape: &[i64], axes: &[Option<RunSize>]) -> Vec<OpenPart> {
     axes.iter().enumerate().filter_map(of).collect()
 }
 
-/// Whether a value of a step is, at all sizes, as much of a tensor of all steps as at the largest.
+/// Whether a value of a step is, at all sizes, the same part of a tensor of all steps as at the largest, to
+/// which strides in memory belong: elements as far apart, of as many rows.
 fn is_part_of_steps(net: &Net, moving: &Moving, in_memory: &dyn Fn(ValueId) -> Vec<OpenPart>) -> bool {
-    let part = in_memory(moving.value);
+    let (part, of) = (in_memory(moving.value), in_memory(moving.of));
     let n = net.value(moving.value).n_elements();
     let is_whole = moving.first.is_none_or(|first| in_memory(first) == part);
-    let is_of_each = match (&part[..], &in_memory(moving.of)[..]) {
-        ([], []) => true,
-        ([[1, part @ ..]], [[_, of @ ..]]) => part == of && moving.track.first % n == 0 && moving.track.by % n == 0,
-        _ => false,
-    };
-    is_whole && is_of_each
+    let is_alike = part.len() == of.len() && part.iter().zip(&of).all(|(part, of)| part[1..] == of[1..]);
+    let Track { first, by, round, next } = moving.track;
+    let are_parts = [first, next, if round > 1 { by } else { 0 }].iter().all(|n_elements| n_elements % n == 0);
+    is_whole && is_alike && (are_parts || part == of)
 }
 
 impl OpenNet {
@@ -766,12 +785,18 @@ impl Fused {
         let numbers = self.open.as_ref().map_or(&[][..], |open| &open.numbers);
         // Values that no kernel reads have no memory.
         let is_read = |id: ValueId| {
-            self.each().any(|(step, _)| match step {
-                Step::Kernel(kernel) => kernel.inputs.contains(&id),
-                Step::Host(node) => node.inputs.contains(&Some(id)),
-                Step::Part { of, .. } => *of == id,
-                _ => false,
-            })
+            let mut sequences = self.steps.iter().filter_map(|step| match step {
+                Step::Sequence(sequence) => Some(sequence),
+                _ => None,
+            });
+            let is_moving = sequences.any(|sequence| sequence.moving.iter().any(|moving| moving.of == id));
+            is_moving
+                || self.each().any(|(step, _)| match step {
+                    Step::Kernel(kernel) => kernel.inputs.contains(&id),
+                    Step::Host(node) => node.inputs.contains(&Some(id)),
+                    Step::Part { of, .. } => *of == id,
+                    _ => false,
+                })
         };
         numbers.iter().filter(move |(id, _)| is_read(*id)).map(|(id, sizes)| (*id, &sizes[..]))
     }
@@ -878,8 +903,15 @@ impl Fused {
                 }
                 Step::Sequence(sequence) => {
                     let net = Net { nodes: sequence.nodes.clone(), ..self.net.clone() };
-                    let within = Fused { net, steps: sequence.steps.clone(), ..self.clone() };
-                    Step::Sequence(Steps { steps: within.opened_steps(open)?, ..sequence.clone() })
+                    // Parts of values outside belong to their memory.
+                    let parts = self.steps.iter().filter(|step| matches!(step, Step::Part { .. })).cloned();
+                    let part = |moving: &Moving| Step::Part { of: moving.of, part: moving.value, offset: 0 };
+                    let outer: Vec<Step> = parts.chain(sequence.moving.iter().map(part)).collect();
+                    let n_outer = outer.len();
+                    let steps = outer.into_iter().chain(sequence.steps.clone()).collect();
+                    let mut steps = Fused { net, steps, ..self.clone() }.opened_steps(open)?;
+                    steps.drain(..n_outer);
+                    Step::Sequence(Steps { steps, ..sequence.clone() })
                 }
                 other => other.clone(),
             });
@@ -1099,11 +1131,15 @@ impl Fused {
 
     /// Value that a value is ultimately a part of.
     fn root_of(&self, id: ValueId) -> ValueId {
+        let part_of = |id: ValueId| {
+            self.steps.iter().find_map(|step| match step {
+                Step::Part { of, part, .. } if *part == id => Some(*of),
+                Step::Sequence(sequence) => sequence.part_of(id),
+                _ => None,
+            })
+        };
         let mut root = id;
-        while let Some(of) = self.steps.iter().find_map(|step| match step {
-            Step::Part { of, part, .. } if *part == root => Some(*of),
-            _ => None,
-        }) {
+        while let Some(of) = part_of(root) {
             root = of;
         }
         root

@@ -11,7 +11,7 @@ use tilewright_ir::op::{Contraction, Epilogue, Factor, Operand, Structure};
 
 use super::OpenNet;
 use crate::fuse::{Fused, Kernel, Step};
-use crate::net::{Kind, ValueId};
+use crate::net::{Kind, Node, ValueId};
 
 /// Size of a cache line in bytes.
 const LINE: i64 = 64;
@@ -47,7 +47,7 @@ impl Fused {
     /// A value and all that are parts of it.
     fn parts_of(&self, root: ValueId) -> Vec<ValueId> {
         let mut ids = vec![root];
-        for step in &self.steps {
+        for (step, _) in self.each() {
             if let Step::Part { of, part, .. } = step
                 && ids.contains(of)
             {
@@ -76,31 +76,13 @@ impl Fused {
 
     /// Whether a value is computed and read by kernels alone, none of which depends on its exact extents.
     fn is_of_kernels(&self, id: ValueId) -> bool {
-        let reads = |kernel: &Kernel| kernel.output == id || kernel.inputs.contains(&id);
-        let is_of_nests = |kernel: &Kernel| {
-            let nodes = kernel.members.iter().map(|at| &self.net.nodes[*at]);
-            let mut kinds = nodes.map(|node| &node.kind);
-            let is_plain = (kernel.block, kernel.in_blocks) == (1, 1) && !kernel.members.is_empty();
-            is_plain
-                && kinds.all(|kind| matches!(kind, Kind::Map(_) | Kind::Reduce(..) | Kind::View | Kind::Transpose(_)))
-        };
         let fits = |step: &Step| match step {
-            Step::Kernel(kernel) if reads(kernel) => match kernel.workload.structure() {
-                Structure::Contraction(_) => true,
-                Structure::Nest(_) => is_of_nests(kernel),
-                Structure::Window(_) | Structure::Packed(_) => false,
-            },
-            Step::Kernel(_) | Step::While(_) | Step::Again(_) => true,
             Step::Sequence(sequence) => {
                 let mut moving = sequence.moving.iter().flat_map(|moving| [moving.value, moving.of]);
-                let mut within =
-                    sequence.nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
-                !moving.any(|own| own == id) && !within.any(|own| *own == id)
+                let fits = |step: &Step| is_apart_from(step, id, &sequence.nodes);
+                !moving.any(|own| own == id) && sequence.steps.iter().all(fits)
             }
-            Step::Host(node) => !node.inputs.contains(&Some(id)) && !node.outputs.contains(&id),
-            Step::Append { from, to, .. } | Step::Set { from, to } => *from != id && *to != id,
-            Step::Join { parts, whole } => !parts.contains(&id) && *whole != id,
-            Step::Part { of, part, offset } => *offset == 0 || *of != id && *part != id,
+            step => is_apart_from(step, id, &self.net.nodes),
         };
         self.steps.iter().all(fits) && self.net.states.iter().all(|state| state.value != id)
     }
@@ -175,6 +157,31 @@ impl Fused {
         };
         let is_paired = Epilogue::operands(workload.epilogue()).iter().any(|(.., kind)| *kind == Operand::Pair);
         is_alone && workload.prologue().is_empty() && !is_paired && operands.iter().all(has_pitch)
+    }
+}
+
+/// Whether a step does not use a value, or is a kernel that does not depend on its exact extents. Members of
+/// kernels are among `nodes`.
+fn is_apart_from(step: &Step, id: ValueId, nodes: &[Node]) -> bool {
+    let is_of_nests = |kernel: &Kernel| {
+        let mut kinds = kernel.members.iter().map(|at| &nodes[*at].kind);
+        let is_plain = (kernel.block, kernel.in_blocks) == (1, 1) && !kernel.members.is_empty();
+        is_plain && kinds.all(|kind| matches!(kind, Kind::Map(_) | Kind::Reduce(..) | Kind::View | Kind::Transpose(_)))
+    };
+    match step {
+        Step::Kernel(kernel) if kernel.output == id || kernel.inputs.contains(&id) => {
+            match kernel.workload.structure() {
+                Structure::Contraction(_) => true,
+                Structure::Nest(_) => is_of_nests(kernel),
+                Structure::Window(_) | Structure::Packed(_) => false,
+            }
+        }
+        Step::Kernel(_) | Step::While(_) | Step::Again(_) => true,
+        Step::Sequence(_) => false,
+        Step::Host(node) => !node.inputs.contains(&Some(id)) && !node.outputs.contains(&id),
+        Step::Append { from, to, .. } | Step::Set { from, to } => *from != id && *to != id,
+        Step::Join { parts, whole } => !parts.contains(&id) && *whole != id,
+        Step::Part { of, part, offset } => *offset == 0 || *of != id && *part != id,
     }
 }
 

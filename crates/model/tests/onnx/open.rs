@@ -7,6 +7,7 @@ use tilewright::Records;
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
+use tilewright_ir::Target;
 use tilewright_model::{
     CompileOptions, Compiled, Fused, LayoutPurpose, OpenError, Runner, Step, compile_guessed, compile_known, laid_out,
     lower, open, open_items, open_or_repeat,
@@ -30,14 +31,27 @@ fn at_sizes(graph: &Graph, sizes: &[(&str, i64)], open: &str) -> Graph {
 
 /// Makes a model of any number of `items`, each of any size.
 fn opened_items(graph: &Graph, items: &OpenDimension, dim: &OpenDimension) -> Result<Fused, OpenError> {
+    opened_items_for(graph, items, dim, &host::target())
+}
+
+fn opened_items_for(
+    graph: &Graph,
+    items: &OpenDimension,
+    dim: &OpenDimension,
+    target: &Target,
+) -> Result<Fused, OpenError> {
     open_items(items, dim, |[n, size], open| {
         let own = at_sizes(graph, &[(&items.name, n), (&dim.name, size)], &open.name);
-        Ok(lower(&own, false, &host::target(), 1).unwrap())
+        Ok(lower(&own, false, target, 1).unwrap())
     })
 }
 
 pub(crate) fn opened(graph: &Graph, dim: &OpenDimension) -> Result<Fused, OpenError> {
-    open(dim, |size| Ok(lower(&at(graph, &dim.name, size), false, &host::target(), 1).unwrap()))
+    opened_for(graph, dim, &host::target())
+}
+
+fn opened_for(graph: &Graph, dim: &OpenDimension, target: &Target) -> Result<Fused, OpenError> {
+    open(dim, |size| Ok(lower(&at(graph, &dim.name, size), false, target, 1).unwrap()))
 }
 
 /// Memory of a tensor, followed by a fence.
@@ -116,9 +130,24 @@ pub(crate) fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
 
 /// Checks a graph as [`check`] does.
 pub(crate) fn check_graph(dim: &OpenDimension, graph: &Graph) {
-    let target = host::target();
-    let fused = opened(graph, dim).unwrap_or_else(|error| panic!("{error}"));
-    let compiled = compile_guessed(fused, &target, 1).unwrap_or_else(|error| panic!("{error}"));
+    check_lowered(dim, graph, opened(graph, dim).unwrap_or_else(|error| panic!("{error}")));
+}
+
+/// Checks a model as [`check`] does, lowered for a level 2 cache that the scores of its attention exceed.
+fn check_in_blocks(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
+    let graph = graph_of(ports[0], ports[1], statements);
+    let fused = opened_for(&graph, dim, &with_small_cache(dim)).unwrap_or_else(|error| panic!("{error}"));
+    assert!(fused.steps.iter().any(|step| matches!(step, Step::Sequence(_))), "it is not divided");
+    check_lowered(dim, &graph, fused);
+}
+
+/// Target with a level 2 cache that the largest scores of two heads exceed.
+fn with_small_cache(dim: &OpenDimension) -> Target {
+    Target { l2_bytes: 4 * 2 * (dim.most * dim.most) as u64 - 1, ..host::target() }
+}
+
+fn check_lowered(dim: &OpenDimension, graph: &Graph, fused: Fused) {
+    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
     let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
     let sizes: Vec<i64> = (dim.least..=dim.most).filter(|size| dim.has(*size)).collect();
     let largest = at(graph, &dim.name, dim.most);
@@ -490,6 +519,7 @@ fn a_decoder_of_an_exporter_takes_any_number_of_words() {
     let statements = &EXPORTED.replace("HEADS", HEADS);
     check(&dim("words", 1, 48, 1), ["ids[1 words]", "y[1 words 16]"], statements);
     check(&dim("words", 3, 39, 4), ["ids[1 words]", "y[1 words 16]"], statements);
+    check_in_blocks(&dim("words", 1, 48, 1), ["ids[1 words]", "y[1 words 16]"], statements);
     check_library(&dim("words", 1, 48, 1), ["ids[1 words]", "y[1 words 16]"], statements);
 }
 
@@ -650,14 +680,21 @@ fn products_by_weights_process_several_texts() {
     let (items, words) = (dim("n", 1, 19, 1), dim("words", 1, 24, 1));
     let ports = ["x[n words 16], mask[n words]", "y[n words 16]"];
     check_items(&items, &words, ports, statements);
-    let compiled = for_runs(opened_items(&graph_of(ports[0], ports[1], statements), &items, &words).unwrap());
-    let plan = compiled.model.cpu().unwrap().plan();
-    let together = plan.together.as_ref().unwrap();
-    // Products with weights, maps and norms process a group; both attentions run for one text after the
-    // other.
-    let of_group: Vec<bool> = together.turns().map(|(_, is_together)| is_together).collect();
-    assert_eq!(of_group, [true, false, true, false, true]);
-    assert_eq!([24, 13, 12, 5, 1].map(|size| together.n_items(&words, size)), [1, 1, 2, 4, 16]);
+    let graph = graph_of(ports[0], ports[1], statements);
+    let in_blocks = with_small_cache(&words);
+    for target in [&host::target(), &in_blocks] {
+        let compiled = for_runs(opened_items_for(&graph, &items, &words, target).unwrap());
+        let plan = compiled.model.cpu().unwrap().plan();
+        let together = plan.together.as_ref().unwrap();
+        // Products with weights, maps and norms process a group; both attentions run for one text after the
+        // other.
+        let of_group: Vec<bool> = together.turns().map(|(_, is_together)| is_together).collect();
+        assert_eq!(of_group, [true, false, true, false, true]);
+        assert_eq!([24, 13, 12, 5, 1].map(|size| together.n_items(&words, size)), [1, 1, 2, 4, 16]);
+    }
+    let divided = opened_items_for(&graph, &items, &words, &in_blocks).unwrap();
+    assert!(divided.steps.iter().any(|step| matches!(step, Step::Sequence(_))), "it is not divided");
+    check_compiled_items(&items, &words, &graph, &for_runs(divided));
     // Rows of 1 kB are longer in memory.
     check_items(&dim("n", 1, 3, 1), &dim("words", 250, 256, 1), ports, statements);
 }
@@ -884,4 +921,26 @@ fn heads_that_share_keys_take_any_number_of_words() {
         a1 = Transpose[perm=0 2 1 3](a0)
         y = Reshape(a1, of_rows)";
     check(&dim("words", 1, 40, 1), ["x[1 words 16]", "y[1 words 16]"], statements);
+}
+
+#[test]
+fn attention_of_any_number_of_words_is_computed_in_blocks_of_heads() {
+    let statements = "
+        a = Tanh(x)
+        q = Transpose[perm=0 2 1 3](a)
+        k = Transpose[perm=0 2 3 1](a)
+        s0 = MatMul(q, k)
+        bias = Mul(rows, columns)
+        s1 = Add(s0, bias)
+        s2 = Add(s1, mask)
+        s = Softmax[axis=-1](s2)
+        b = Tanh(z)
+        v = Transpose[perm=0 2 1 3](b)
+        y = MatMul(s, v)";
+    let ports = ["x[1 n 3 8], z[1 n 3 5], mask[n]", "y[1 3 n 5]"];
+    for bias in ["rows[n 1], columns[3 1 n]", "rows[3 n 1], columns[1 n]"] {
+        for dim in [dim("n", 1, 40, 1), dim("n", 8, 64, 8)] {
+            check_in_blocks(&dim, [&format!("{}, {bias}", ports[0]), ports[1]], statements);
+        }
+    }
 }
