@@ -134,6 +134,16 @@ fn resize_by_version() {
     let row = f32s(&[1, 1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
     let scales_of = |factor: f64| f32s(&[4], &[1.0, 1.0, 1.0, factor]);
     check("Resize", 19, &[linear(), corners()], &[row, empty(), scales_of(0.7)], &[1, 1, 1, 3], &[1.0, 3.0, 5.0]);
+    // Sizes and places of nearest neighbours are those of f32: 3 · f32(5 / 3) is 5, and 4 / f32(4 / 3) is 3.
+    let row = |n: usize| Some(f32s(&[1, 1, 1, n], &(0..n).map(|x| x as f64).collect::<Vec<_>>()));
+    let nearest = |n: usize, factor: f32, attributes: &[(&str, Attr)]| {
+        let inputs = [row(n), Some(empty()), Some(scales_of(f64::from(factor)))];
+        run("Resize", 13, attributes, &inputs).unwrap().floats()
+    };
+    assert_eq!(nearest(3, 5.0 / 3.0, &[]), [0.0, 0.0, 1.0, 2.0, 2.0]);
+    let from_corner =
+        [("coordinate_transformation_mode", Attr::Text("asymmetric")), ("nearest_mode", Attr::Text("floor"))];
+    assert_eq!(nearest(6, 4.0 / 3.0, &from_corner), [0.0, 0.0, 1.0, 2.0, 3.0, 3.0, 4.0, 5.0]);
     let inputs = [Some(x()), None, None, Some(i64s(&[1, 1, 1, 3]))];
     assert_eq!(run("Resize", 13, &[], &inputs).unwrap().floats(), [1.0, 1.0, 2.0]);
 }

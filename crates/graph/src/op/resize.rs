@@ -212,8 +212,9 @@ impl Resize {
                 return Err(invalid!("a factor is {factor}"));
             }
             let region = span(at);
-            // Factors apply to the region.
-            let to = (from as f64 * (region.1 - region.0) * factor).floor().max(0.0) as usize;
+            // Factors apply to the region. The product is that of f32: 24 · f32(50 / 24) is 50.
+            let extent = factor as f32 * (region.1 - region.0) as f32 * from as f32;
+            let to = extent.floor().max(0.0) as usize;
             Ok(ResizedAxis { axis: axes[at], from, to, factor, region })
         };
         (0..n).map(of).collect()
@@ -233,7 +234,25 @@ impl Resize {
         Ok(Some(self.resized(inputs)?.into_iter().filter(changes).map(of_axis).collect()))
     }
 
-    /// Coordinate in the input of a pixel of the output.
+    /// Coordinate in the input of a pixel of the output. For nearest neighbours it is rounded to f32 after
+    /// each operation, as in ONNX Runtime, so that 4 / f32(4 / 3) is 3 and not just below.
+    fn coordinate(&self, at: usize, axis: &ResizedAxis) -> f64 {
+        if !matches!(self.mode, ResizeMode::Nearest(_)) {
+            return self.place(at, axis);
+        }
+        let (x, factor) = (at as f32, axis.factor as f32);
+        let half = (x + 0.5) / factor - 0.5;
+        f64::from(match self.coordinates {
+            Coordinates::HalfPixel => half,
+            Coordinates::PytorchHalfPixel if axis.to > 1 => half,
+            Coordinates::Asymmetric => x / factor,
+            Coordinates::TfHalfPixelForNearest => (x + 0.5) / factor,
+            Coordinates::AlignCorners if axis.to > 1 => x * (axis.from as f32 - 1.0) / (axis.to as f32 - 1.0),
+            _ => return self.place(at, axis),
+        })
+    }
+
+    /// Coordinate in the input of a pixel of the output, in f64.
     fn place(&self, at: usize, axis: &ResizedAxis) -> f64 {
         let (x, factor, from, to) = (at as f64, axis.factor, axis.from as f64, axis.to as f64);
         match self.coordinates {
@@ -274,7 +293,7 @@ impl Resize {
     /// Pixels that contribute to a position of the output, with their weights, and whether the position is
     /// outside the image.
     fn taps(&self, at: usize, axis: &ResizedAxis) -> (Vec<(usize, f64)>, bool) {
-        let x = self.place(at, axis);
+        let x = self.coordinate(at, axis);
         let n = axis.from as i64;
         let is_outside = self.coordinates == Coordinates::TfCropAndResize && (x < 0.0 || x > (n - 1) as f64);
         let clamped = |place: i64| place.clamp(0, n - 1) as usize;
