@@ -28,6 +28,8 @@ pub use float8::Float8;
 pub use graph::{Declared, Dim, Graph, Model, Node, NodeId, Value, ValueId};
 pub use op::{OPERATORS, Op};
 pub use random::SplitMix64;
-pub use specialise::{Bindings, DynamicPart, Specialised, Varies, bind_inputs, specialise, with_both_branches};
+pub use specialise::{
+    Bindings, DynamicPart, Specialised, Varies, bind_inputs, derived_dims, specialise, with_both_branches,
+};
 pub use summary::{CountedOperation, ModelSummary, count_operators, summarise};
 pub use tensor::{Tensor, TensorType};

@@ -13,6 +13,7 @@ mod control;
 mod conv;
 mod einsum;
 mod elementwise;
+mod experts;
 mod gather;
 mod grouped;
 mod loss;
@@ -50,6 +51,7 @@ pub use control::*;
 pub use conv::*;
 pub use einsum::*;
 pub use elementwise::*;
+pub use experts::*;
 pub use gather::*;
 pub use grouped::*;
 pub use loss::*;
@@ -110,6 +112,7 @@ pub const OPERATORS: &[&[Operator]] = &[
     conv::ROWS,
     einsum::ROWS,
     elementwise::ROWS,
+    experts::ROWS,
     gather::ROWS,
     grouped::ROWS,
     loss::ROWS,
@@ -289,6 +292,7 @@ ops! {
     DynamicQuantizeLinear: "Numbers as 8 bits, by a scale of their range.",
     Einsum: "Sums of products by indices.",
     Expand: "Repeated along dimensions of size 1.",
+    Experts: "Networks of which each token passes through a few.",
     EyeLike: "Ones on a diagonal.",
     Flatten: "Two dimensions.",
     Gather: "Slices by index.",

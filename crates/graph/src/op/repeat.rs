@@ -146,12 +146,12 @@ fn alone(op: Op, n_inputs: usize, n_outputs: usize, given: impl Fn(usize) -> boo
 }
 
 /// Facts about the inputs of a subgraph whose node omits some: the omitted ones are never read.
-fn with_all<'a>(inputs: &[Option<Fact<'a>>], none: &'a TensorType) -> Vec<Option<Fact<'a>>> {
+pub(super) fn with_all<'a>(inputs: &[Option<Fact<'a>>], none: &'a TensorType) -> Vec<Option<Fact<'a>>> {
     inputs.iter().map(|fact| Some(fact.unwrap_or(Fact { ty: none, value: None }))).collect()
 }
 
 /// Elements of inputs, all of which must be known.
-fn known(inputs: &[Option<Fact<'_>>]) -> Result<Vec<Option<Tensor>>, OpError> {
+pub(super) fn known(inputs: &[Option<Fact<'_>>]) -> Result<Vec<Option<Tensor>>, OpError> {
     let tensor = |(at, fact): (usize, &Option<Fact<'_>>)| match fact {
         None => Ok(None),
         Some(fact) => fact.value.cloned().map(Some).ok_or(OpError::NeedsValue(at)),
@@ -160,7 +160,7 @@ fn known(inputs: &[Option<Fact<'_>>]) -> Result<Vec<Option<Tensor>>, OpError> {
 }
 
 /// Evaluates the subgraph of a node.
-fn carry_out(graph: &Graph, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, OpError> {
+pub(super) fn carry_out(graph: &Graph, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, OpError> {
     run(graph, inputs).map_err(|error| error.reason().cloned().unwrap_or_else(|| invalid!("{error}")))
 }
 
@@ -412,7 +412,7 @@ impl Operation for Scan {
 }
 
 /// Place of nodes that occur in no message.
-fn nowhere() -> Place {
+pub(super) fn nowhere() -> Place {
     Place { node: String::new(), operator: "Scan".to_owned(), opset: 0 }
 }
 
@@ -425,24 +425,32 @@ pub(crate) struct GraphDraft<'a> {
 }
 
 impl GraphDraft<'_> {
-    fn constant(&mut self, tensor: Tensor) -> ValueId {
+    pub(super) fn constant(&mut self, tensor: Tensor) -> ValueId {
         let ty = Some(tensor.ty().clone());
         self.graph.add_value(Value { ty, constant: Some(tensor), ..Value::default() })
     }
 
-    fn number(&mut self, number: i64) -> ValueId {
+    pub(super) fn number(&mut self, number: i64) -> ValueId {
         self.constant(Tensor::from_integers(DType::I64, [], &[number.into()]))
     }
 
-    fn node(&mut self, op: Op, inputs: &[ValueId]) -> ValueId {
+    pub(super) fn node(&mut self, op: Op, inputs: &[ValueId]) -> ValueId {
         self.join_by(op, inputs.iter().map(|id| Some(*id)).collect())
     }
 
-    fn join_by(&mut self, op: Op, inputs: Vec<Option<ValueId>>) -> ValueId {
+    pub(super) fn join_by(&mut self, op: Op, inputs: Vec<Option<ValueId>>) -> ValueId {
         let name = format!("{}.value{}", self.place.node, self.graph.values().len());
         let output = self.graph.add_value(Value { name, ..Value::default() });
         self.graph.add_node(Node { op, place: self.place.clone(), inputs, outputs: vec![Some(output)] });
         output
+    }
+
+    /// Adds a node of two outputs.
+    pub(super) fn pair(&mut self, op: Op, inputs: &[ValueId]) -> [ValueId; 2] {
+        let outputs = [0, 1].map(|_| self.graph.add_value(Value::default()));
+        let [inputs, of_node] = [inputs, &outputs].map(|ids| ids.iter().map(|id| Some(*id)).collect());
+        self.graph.add_node(Node { op, place: self.place.clone(), inputs, outputs: of_node });
+        outputs
     }
 
     /// Concatenates tensors.

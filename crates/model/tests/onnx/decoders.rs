@@ -82,12 +82,15 @@ impl Decoder {
     fn graph(&self, form: Written) -> Graph {
         let Decoder { vocabulary, hidden, depth, .. } = *self;
         let [n_q, n_kv] = HEADS;
-        let caches = |what: &str, name: &str, length: &str| {
+        let depth_text = depth.to_string();
+        // onnxruntime-genai's builder leaves the head size open.
+        let of_past = if form == Written::Grouped { "kv_cache_dim" } else { depth_text.as_str() };
+        let caches = |what: &str, name: &str, length: &str, depth: &str| {
             let of = |at: usize| format!("{name}.{}.{what}[1 {n_kv} {length} {depth}]", at);
             (0..LAYERS).map(of).collect::<Vec<_>>().join(", ")
         };
-        let past = ["key", "value"].map(|what| caches(what, "past_key_values", "past")).join(", ");
-        let present = ["key", "value"].map(|what| caches(what, "present", "total")).join(", ");
+        let past = ["key", "value"].map(|what| caches(what, "past_key_values", "past", of_past)).join(", ");
+        let present = ["key", "value"].map(|what| caches(what, "present", "total", &depth_text)).join(", ");
         let mask = match form {
             Written::Grouped | Written::Assigned => "attention_mask[1 total], ",
             Written::Masked => "attention_mask[1 1 tokens total], ",
@@ -190,8 +193,8 @@ impl Decoder {
         ];
         let attention = match form {
             Written::Grouped => format!(
-                "a{l}, {ok}, {ov} = com.microsoft.GroupQueryAttention[num_heads={},kv_num_heads={},do_rotary=1]\
-                 (q{l}, k{l}, v{l}, {pk}, {pv}, last, length, cos, sin)\n",
+                "a{l}, {ok}, {ov} = com.microsoft.GroupQueryAttention[num_heads={},kv_num_heads={},do_rotary=1,\
+                 sliding_window_cache=1](q{l}, k{l}, v{l}, {pk}, {pv}, last, length, cos, sin)\n",
                 HEADS[0], HEADS[1]
             ),
             Written::Standard => format!(

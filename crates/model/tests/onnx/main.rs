@@ -9,6 +9,7 @@ mod blocks;
 mod counts;
 mod decoders;
 mod encoders;
+mod experts;
 mod half_precision;
 mod integers;
 mod lengths;

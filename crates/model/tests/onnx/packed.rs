@@ -12,28 +12,34 @@ use tilewright_runtime::SharedPool;
 use crate::common::no_files;
 use crate::compiled_for;
 
-type Random = rand_xoshiro::Xoshiro256PlusPlus;
+pub(crate) type Random = rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Random model of one node, with the expected results for its only input.
-struct Drawn {
-    text: String,
-    file: ModelFile,
-    input: (&'static str, Tensor),
-    expected: Vec<f64>,
+pub(crate) struct Drawn {
+    pub text: String,
+    pub file: ModelFile,
+    pub input: (&'static str, Tensor),
+    pub expected: Vec<f64>,
 }
 
-fn port(name: &str, dtype: DType, shape: &[usize]) -> GraphPort {
+pub(crate) fn port(name: &str, dtype: DType, shape: &[usize]) -> GraphPort {
     GraphPort { name: name.to_owned(), dtype, dims: shape.iter().map(|&d| Dim::Size(d)).collect() }
 }
 
 /// Packs rows of numbers, the first one in the lowest bits of a byte.
-fn packed(rows: &[Vec<i64>], bits: u32) -> Vec<i128> {
+pub(crate) fn packed(rows: &[Vec<i64>], bits: u32) -> Vec<i128> {
     let each = (8 / bits) as usize;
     let byte = |numbers: &[i64]| numbers.iter().rev().fold(0, |byte, x| byte << bits | i128::from(*x));
     rows.iter().flat_map(|row| row.chunks(each).map(byte)).collect()
 }
 
-fn of_node(op: &str, inputs: &[&str], attributes: &[(&str, i64)], given: GraphPort, out: &[usize]) -> ModelFile {
+pub(crate) fn of_node(
+    op: &str,
+    inputs: &[&str],
+    attributes: &[(&str, i64)],
+    given: GraphPort,
+    out: &[usize],
+) -> ModelFile {
     let node = NodeFile {
         name: "packed".to_owned(),
         domain: "com.microsoft".to_owned(),
@@ -53,7 +59,7 @@ fn of_node(op: &str, inputs: &[&str], attributes: &[(&str, i64)], given: GraphPo
     }
 }
 
-fn singles(random: &mut Random, n: usize, most: f32) -> Vec<f64> {
+pub(crate) fn singles(random: &mut Random, n: usize, most: f32) -> Vec<f64> {
     (0..n).map(|_| f64::from(random.random_range(-most..most))).collect()
 }
 
@@ -338,7 +344,7 @@ fn blocked(seed: u64) -> Drawn {
     Drawn { text, file, input: ("x", Tensor::from_floats(DType::F32, [m, k], &x)), expected }
 }
 
-fn check(drawn: Drawn) {
+pub(crate) fn check(drawn: Drawn) {
     let Drawn { text, file, input: (name, input), expected } = drawn;
     let graph = onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap().graph;
     let special = specialise(&graph, &Bindings::default());

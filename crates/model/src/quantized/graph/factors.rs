@@ -94,7 +94,7 @@ impl Quantizer<'_> {
         let form = ConvolutionForm::of(&found)?;
         let (conv, mut image) = form.over_rows(conv, &found);
         let (mut shape, places) = form.filters(&shape);
-        let (n, n_channels, area, groups) = (shape[0], shape[1], shape[2] * shape[3], conv.groups);
+        let (n, n_channels, area, groups) = (shape[0], shape[1], shape[2] * shape[3], found.groups);
         let numbers = self.centred(bytes, n, [&|at| places[at], &|at| at / (n_channels * area)])?;
         let n_results = (n_channels == 1).then(|| n / groups);
         let along = vec![n, 1, 1];

@@ -56,7 +56,7 @@ impl ConvolutionForm {
             auto_pad: AutoPad::Given,
             ceil: false,
         };
-        (Conv { window, groups: found.groups }, image)
+        (Conv { window, groups: Some(found.groups) }, image)
     }
 
     /// Shape of filters `[outputs, inputs, …]` in two dimensions, and the index in the original of each of

@@ -220,7 +220,7 @@ fn of_run(weights: &[Tensor], bias: &[Tensor], phases: &[Phases; 2], runs: &[Run
         auto_pad: AutoPad::Given,
         ceil: false,
     };
-    OfRun { conv: Conv { window, groups }, weights: of_weights, bias: of_bias }
+    OfRun { conv: Conv { window, groups: Some(groups) }, weights: of_weights, bias: of_bias }
 }
 
 /// Whether a value is computed by a dequantization, by a single scale, of 8-bit integers that runs give.

@@ -352,7 +352,7 @@ impl PythonWriter<'_> {
             (format!("F.pad({}, {})", inputs[0], borders_text(&borders)), vec![0; window.begins.len()])
         };
         let (strides, dilations) = (&window.strides, &window.dilations);
-        let rest = format!("{strides:?}, {padding:?}, {dilations:?}, {}", conv.groups);
+        let rest = format!("{strides:?}, {padding:?}, {dilations:?}, {}", found.groups);
         Ok(format!("F.conv{n}d({x}, {}, {bias}, {rest})", inputs[1]))
     }
 
