@@ -77,6 +77,8 @@ pub(super) struct LoopLevel {
     pub pointers: Map<(BufferId, Index), Id>,
     /// Pointers into operands with swizzled rows.
     pub swizzled: Map<(BufferId, Index), Id>,
+    /// Elements of inputs by which lanes are divided, at positions in memory, and their reciprocals.
+    pub reciprocals: Map<(BufferId, i64), [Id; 2]>,
 }
 
 /// Values already computed in this block or in a dominating one.
@@ -927,7 +929,7 @@ impl Generator<'_> {
 
 impl LoopLevel {
     fn new(header: BlockId, entered: Option<(BlockId, LoopId)>) -> LoopLevel {
-        let (ints, pointers, swizzled) = Default::default();
-        LoopLevel { header, entered, steps: Vec::new(), ints, pointers, swizzled }
+        let (ints, pointers, swizzled, reciprocals) = Default::default();
+        LoopLevel { header, entered, steps: Vec::new(), ints, pointers, swizzled, reciprocals }
     }
 }

@@ -717,6 +717,46 @@ fn tables_of_bytes() {
     }
 }
 
+/// Checks that quotients that are rounded are those of a division, near ties and beyond all numbers.
+#[test]
+fn rounded_quotients_are_those_of_a_division() {
+    let scales = [0.036_580_894_f32, 1.9999999, 1.0000001, 3.0, 7.3e-20, 2.5e20];
+    for scale in scales {
+        let mut numbers = vec![f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 0.0, -0.0];
+        for level in -129..257_i16 {
+            let middle = (f32::from(level) + 0.5) * scale;
+            numbers.extend([middle, middle.next_up(), middle.next_down(), middle.next_up().next_up()]);
+        }
+        numbers.resize(numbers.len().next_multiple_of(64), 1.0);
+        let n = numbers.len();
+        for divisor in ["S[0]", &format!("{scale:?}")] {
+            let text = format!(
+                "program \"quotients\" buffer S: f32[1] global input buffer X: f32[{n}] global input
+                buffer Y: f32[{n}] global output buffer Q: u8[{n}] global output loops i, j
+                run {{ for i in {} {{ vectorized j in 32 {{
+                    Y[32*i + j] = round(X[32*i + j] / {divisor})
+                    Q[32*i + j] = f32(select(less(0.0, round(X[32*i + j] / {divisor}) + 3.0),
+                        min(round(X[32*i + j] / {divisor}) + 3.0, 255.0), 0.0))
+                }} }} }}",
+                n / 32
+            );
+            let program = tilewright_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let given = [vec![scale.into()], numbers.iter().map(|&x| x.into()).collect(), vec![0.0; n], vec![0.0; n]];
+            let whole: Vec<f64> = numbers.iter().map(|x| f64::from((x / scale).round_ties_even())).collect();
+            let bytes: Vec<f64> = whole.iter().map(|x| (x + 3.0).clamp(0.0, 255.0)).collect();
+            for target in targets() {
+                for kernel in kernels(&program, &target) {
+                    let got = run(&program, &kernel, &given, &Runtime::serial(), 1);
+                    // Quotients that are whole numbers anyway need not be those of a division.
+                    let is_same = |(a, b): (&f64, &f64)| a == b || a.abs() > 1e9 && a.signum() == b.signum();
+                    assert!(got[2].iter().zip(&whole).all(is_same), "by {divisor} on {target}");
+                    assert_eq!(got[3], bytes, "by {divisor} on {target}");
+                }
+            }
+        }
+    }
+}
+
 /// Checks that every 16-bit float is read and written exactly, and that numbers in between round to nearest.
 #[test]
 fn halves_are_converted_exactly() {

@@ -120,7 +120,14 @@ pub fn vectors(program: &Program, target: &Target, l: &Loop, extent: &Index, ran
     }
     let native = (i64::from(target.vector_bits / 8) / element_bytes as i64).max(1);
     match extent.as_const() {
-        Some(n) if n <= MAX_LANES => Vectors::Pieces(pieces(target, native, n)),
+        Some(n) if n <= MAX_LANES => {
+            let n_bytes = if looks_up_bytes(program, target, l) { i64::from(target.vector_bits / 8) } else { native };
+            let in_bytes = n - n % n_bytes;
+            let mut all = pieces(target, n_bytes, in_bytes);
+            let rest = pieces(target, native, n - in_bytes);
+            all.extend(rest.into_iter().map(|piece| VectorPiece { first: piece.first + in_bytes, ..piece }));
+            Vectors::Pieces(all)
+        }
         Some(_) => Vectors::Serial,
         None if has_masks(target) => match ranges.upper(extent) {
             Some(n) if n <= 8 * native => {
@@ -135,6 +142,29 @@ pub fn vectors(program: &Program, target: &Target, l: &Loop, extent: &Index, ran
         },
         None => Vectors::Serial,
     }
+}
+
+/// Whether a target picks bytes from a table of 256 that registers hold.
+pub fn has_byte_tables(target: &Target) -> bool {
+    target.gpu.is_none() && target.vector_bits >= 512 && target.feature("avx512vbmi") == Some(true)
+}
+
+/// Whether a loop only replaces adjacent bytes by those of a table of 256, which works on vectors of bytes.
+fn looks_up_bytes(program: &Program, target: &Target, l: &Loop) -> bool {
+    let is_adjacent = |index: &[Index]| {
+        let Some((last, outer)) = index.split_last() else { return false };
+        let rest = last.sub(&Index::from(l.var));
+        !rest.uses(l.var) && !outer.iter().any(|i| i.uses(l.var))
+    };
+    let is_bytes = |buffer: &BufferId| program.buffer(*buffer).dtype == DType::U8;
+    let looks_up = |stmt: &Stmt| {
+        let Stmt::Store { buffer, index, value: Expr::Gather(table, at) } = stmt else { return false };
+        let [Subscript::Value(byte)] = &at[..] else { return false };
+        let Expr::Load(bytes, from) = &**byte else { return false };
+        let is_table = program.buffer(*table).shape == [256] && program.buffer(*table).scope == Scope::Global;
+        is_table && [buffer, table, bytes].into_iter().all(is_bytes) && is_adjacent(index) && is_adjacent(from)
+    };
+    has_byte_tables(target) && l.body.iter().all(looks_up)
 }
 
 fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: &mut u64) -> bool {

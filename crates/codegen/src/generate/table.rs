@@ -3,28 +3,28 @@
 use tilewright_ir::expr::{Expr, Subscript};
 use tilewright_ir::{BufferId, DType, Index};
 
-use super::Generator;
 use super::memory::LaneAddresses;
 use super::value::LaneOperand;
+use super::{Generator, plan};
 use crate::ssa::{Id, SsaOp, Type};
 
 impl Generator<'_> {
-    /// Reads elements of a table of 256 u8 by u8 subscripts, in the arithmetic of `dtype`; four registers
-    /// hold the whole table. `None` for other tables, and if the machine has no byte permutation.
+    /// Reads elements of a table of 256 u8 by u8 subscripts, in the arithmetic of `dtype`, or as bytes if that
+    /// is u8; four registers hold the whole table. `None` for other tables, if the machine has no byte
+    /// permutation, and for bytes from vectors of words.
     pub(super) fn looked_up(&mut self, table: BufferId, subscripts: &[Subscript], dtype: DType) -> Option<LaneOperand> {
         let of_table = self.program.buffer(table);
         let is_table = of_table.dtype == DType::U8 && of_table.shape == [256] && !self.in_registers(table);
         let [Subscript::Value(number)] = subscripts else { return None };
         let Expr::Load(bytes, index) = &**number else { return None };
         let is_of_bytes = self.program.buffer(*bytes).dtype == DType::U8;
-        let has_pick = self.target.vector_bits >= 512 && self.target.feature("avx512vbmi") == Some(true);
-        (is_table && is_of_bytes && has_pick && self.target.gpu.is_none()).then_some(())?;
+        (is_table && is_of_bytes && plan::has_byte_tables(self.target)).then_some(())?;
         let words = Type::I32.vector(16);
         // One byte per lane, or four bytes, three of which are 0.
         let lanes = self.f.lanes?.piece.width;
         let number = match lanes {
             64 => self.load(*bytes, index),
-            16 => self.eval(number, DType::I32),
+            16 if dtype != DType::U8 => self.eval(number, DType::I32),
             _ => return None,
         };
         (number.lanes == lanes).then_some(())?;
@@ -50,7 +50,7 @@ impl Generator<'_> {
         let picked = m.binary(SsaOp::Xor, low, differ);
         if lanes == 64 {
             let found = LaneOperand { value: m.bitcast(picked, m.type_of(number.value)), lanes };
-            return Some(self.element(table, found, dtype));
+            return Some(if dtype == DType::U8 { found } else { self.element(table, found, dtype) });
         }
         let found = LaneOperand { value: m.binary(SsaOp::And, picked, splat(255)), lanes };
         Some(self.convert(found, DType::I32, dtype))

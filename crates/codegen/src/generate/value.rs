@@ -10,12 +10,15 @@ use tilewright_ir::{BufferId, DType, Index, LoopId, Scope};
 
 use super::memory::LoadKey;
 pub(super) use super::operand::LaneOperand;
-use super::{Generator, WrittenLanes, plan, range};
+use super::{Generator, Storage, WrittenLanes, plan, range};
 use crate::map::Map;
 use crate::ssa::{Compare, Id, LaneKind, Linkage, RoundingDirection, SsaOp, Type};
 
 /// Minimum number of lanes of an integer vector that is narrowed with saturation.
 const LEAST_SATURATED: usize = 4;
+
+/// Largest quotient that is correctly rounded by a product with a reciprocal; all larger ones are integers.
+const MOST_CORRECTED: f64 = 1_073_741_824.0;
 
 /// Whether a type is an integer type narrower than its arithmetic.
 fn is_narrow(dtype: DType) -> bool {
@@ -148,6 +151,7 @@ impl Generator<'_> {
                         let [product, z] = [product, z].map(|x| self.eval(x, dtype));
                         self.combine(BinaryOp::Sub, product, z)
                     }
+                    _ if *op == UnaryOp::Round => self.rounded_next(x, dtype),
                     _ => self.eval(x, dtype),
                 };
                 self.unary(*op, x, dtype)
@@ -155,6 +159,72 @@ impl Generator<'_> {
             Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
             Expr::Select(cond, a, b) => self.select(cond, a, b, dtype),
             Expr::Cast(to, x) => self.cast(*to, x, dtype),
+        }
+    }
+
+    /// Evaluates a number that is rounded to an integer next. A quotient whose divisor is the same in all
+    /// lanes is a product with the reciprocal, corrected by the remainder: the correctly rounded quotient,
+    /// unless it is above [`MOST_CORRECTED`] or the remainder is subnormal.
+    fn rounded_next(&mut self, x: &Expr, dtype: DType) -> LaneOperand {
+        let Expr::Binary(BinaryOp::Div, dividend, divisor) = x.without_cast(dtype) else {
+            return self.eval(x, dtype);
+        };
+        let [dividend, divisor] = [dividend, divisor].map(|x| x.without_cast(dtype));
+        let is_alike = self.f.lanes.is_some_and(|lanes| lanes.piece.width > 1 && !divisor.uses(lanes.var));
+        if !is_alike || !self.has_rounding() || dtype != DType::F32 {
+            return self.eval(x, dtype);
+        }
+        let Some([divisor, reciprocal]) = self.with_reciprocal(divisor) else { return self.eval(x, dtype) };
+        let dividend = self.eval(dividend, dtype);
+        let n = dividend.lanes;
+        if n == 0 {
+            return self.combine(BinaryOp::Div, dividend, LaneOperand::scalar(divisor));
+        }
+        let [divisor, reciprocal] = [divisor, reciprocal].map(|x| self.widen(LaneOperand::scalar(x), n));
+        let m = &self.m;
+        let [low, high] = [-MOST_CORRECTED, MOST_CORRECTED].map(|end| m.splat(m.real(Type::F32, end), n));
+        let near = m.binary(SsaOp::FMul, dividend.value, reciprocal);
+        let near = m.select(m.fless(low, near), near, low);
+        let near = m.select(m.fless(near, high), near, high);
+        let remainder = m.fma(m.unary(SsaOp::FNeg, near), divisor, dividend.value);
+        LaneOperand { value: m.fma(remainder, reciprocal, near), lanes: n }
+    }
+
+    /// Evaluates a divisor in f32 that is the same in all lanes, and its reciprocal, before all loops if it is
+    /// an input's element; `None` for a constant without a normal reciprocal.
+    fn with_reciprocal(&mut self, divisor: &Expr) -> Option<[Id; 2]> {
+        let of = |g: &Self, divisor: Id| {
+            let [one, most] = [1.0, f64::from(f32::MAX)].map(|x| g.m.real(Type::F32, x));
+            let exact = g.m.binary(SsaOp::FDiv, one, divisor);
+            [divisor, g.m.select(g.m.fless(most, exact), most, exact)]
+        };
+        match divisor {
+            Expr::Const(x) => {
+                let reciprocal = 1.0 / *x as f32;
+                let is_normal = (*x as f32).is_normal() && reciprocal.is_normal();
+                is_normal.then(|| [*x, reciprocal.into()].map(|x| self.m.real(Type::F32, x)))
+            }
+            Expr::Load(buffer, index) if self.is_constant(*buffer) && self.element_type(*buffer) == Type::F32 => {
+                let at = self.flat(*buffer, index).as_const();
+                let (Some(at), Some(Storage::Pointer(first))) = (at, self.f.storage.get(buffer)) else {
+                    let divisor = self.load(*buffer, index);
+                    return Some(of(self, divisor.value));
+                };
+                if let Some(known) = self.f.levels[0].reciprocals.get(&(*buffer, at)) {
+                    return Some(*known);
+                }
+                let first = *first;
+                let both = self.hoisted(0, |g| {
+                    let pointer = g.m.element(Type::F32, first, g.m.int(at));
+                    of(g, g.plain_load(*buffer, Type::F32, pointer, 4))
+                });
+                self.f.levels[0].reciprocals.insert((*buffer, at), both);
+                Some(both)
+            }
+            _ => {
+                let divisor = self.eval(divisor, DType::F32);
+                Some(of(self, divisor.value))
+            }
         }
     }
 
@@ -362,13 +432,18 @@ impl Generator<'_> {
         }
     }
 
-    /// Whether one of two factors is an element of an integer buffer or a cast to an integer.
+    /// Whether one of two factors is an element of an integer buffer or a cast to an integer, or one of these
+    /// as a number.
     fn has_integer(&self, factors: [&Expr; 2]) -> bool {
-        factors.into_iter().any(|factor| match factor {
-            Expr::Cast(to, _) => !to.is_float(),
+        factors.into_iter().any(|factor| self.is_integer(factor))
+    }
+
+    fn is_integer(&self, factor: &Expr) -> bool {
+        match factor {
+            Expr::Cast(to, x) => !to.is_float() || self.is_integer(x),
             Expr::Load(buffer, _) => !self.program.buffer(*buffer).dtype.is_float(),
             _ => false,
-        })
+        }
     }
 
     /// Evaluates a function of two numbers that is one operation.
@@ -761,6 +836,11 @@ impl Generator<'_> {
     /// Evaluates a value as an element of a buffer to store.
     pub(super) fn stored(&mut self, buffer: BufferId, value: &Expr) -> LaneOperand {
         let dtype = self.program.buffer(buffer).dtype;
+        if let (DType::U8, Expr::Gather(table, subscripts)) = (dtype, value)
+            && let Some(bytes) = self.looked_up(*table, subscripts, dtype)
+        {
+            return bytes;
+        }
         // A number that the type holds is converted directly.
         if let Expr::Cast(DType::F32 | DType::F64, x) = value
             && is_narrow(dtype)
@@ -791,11 +871,12 @@ impl Generator<'_> {
             return None;
         }
         let shifted = rounded_and_shifted(x, ends, self.f.lanes.map(|l| l.var));
-        let (x, shift) = match shifted {
-            Some((x, shift)) => (x, Some(self.eval(shift, DType::I32))),
-            None => (x, None),
+        let (x, shift, is_rounded) = match (shifted, x) {
+            (Some((x, shift)), _) => (x, Some(self.eval(shift, DType::I32)), true),
+            (None, Expr::Unary(UnaryOp::Round, x)) => (x.without_cast(DType::F32), None, true),
+            (None, _) => (x, None, false),
         };
-        let x = self.eval(x, from);
+        let x = if is_rounded { self.rounded_next(x, from) } else { self.eval(x, from) };
         let x = self.widen(x, width);
         let low = match shift {
             Some(shift) => self.m.unary(SsaOp::FNeg, self.m.int_to_real(shift.value, Type::F32)),
@@ -803,7 +884,7 @@ impl Generator<'_> {
         };
         let low = self.widen(LaneOperand::scalar(low), width);
         let at_least = self.m.select(self.m.fless(low, x), x, low);
-        let mut whole = self.m.real_to_int_or_least(at_least, shift.is_some());
+        let mut whole = self.m.real_to_int_or_least(at_least, is_rounded);
         if let Some(shift) = shift {
             let shift = self.widen(shift, width);
             whole = self.m.binary(SsaOp::AddWrapping, whole, shift);
