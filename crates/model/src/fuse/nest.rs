@@ -10,7 +10,7 @@ use tilewright_runtime::RunSize;
 use super::pixels::pixels;
 use super::{Kernel, in_memory};
 use crate::net::{Kind, Net, Node, ValueId, Windows};
-use crate::open::loops::{OpenLoop, OpenSizes, at_once};
+use crate::open::loops::{OpenLoop, OpenSizes, at_once, identity_in};
 use crate::rules::joined;
 use crate::scalar::{self, cost};
 
@@ -233,7 +233,10 @@ impl NestBuilder<'_> {
         let value = self.element(node.input(0), &at);
         match inside {
             Cond::True => value,
-            _ => Expr::Select(Box::new(inside), Box::new(value), Box::new(Expr::Const(op.identity()))),
+            _ => {
+                let dtype = self.net.element_type(node.output()).expect("nests are of types that have code");
+                Expr::Select(Box::new(inside), Box::new(value), Box::new(identity_in(op, dtype)))
+            }
         }
     }
 

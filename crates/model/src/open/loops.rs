@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use tilewright_ir::expr::Cond;
+use tilewright_ir::expr::{Cond, ReduceOp};
 use tilewright_ir::op::SizeRange;
-use tilewright_ir::{Expr, Index, LoopId, Program, Stmt};
+use tilewright_ir::{DType, Expr, Index, LoopId, Program, Stmt};
 use tilewright_runtime::RunSize;
 
 /// Loop whose extent each run determines.
@@ -60,7 +60,8 @@ impl OpenSizes {
             let whole = extent(RunSize { multiple, ..size }, SizeRange { least, most, step: multiple });
             found.insert(var, (whole, Some(end)));
         }
-        run_to(&mut program.body, &found, &Cond::True);
+        let dtypes: Vec<DType> = program.buffers.iter().map(|buffer| buffer.dtype).collect();
+        run_to(&mut program.body, &found, &Cond::True, &dtypes);
         (program, self.0.into_iter().map(|(size, _)| size).collect())
     }
 }
@@ -68,7 +69,14 @@ impl OpenSizes {
 /// Open extents of loops, each with the end of its reduction, if any.
 type Ends = HashMap<LoopId, (Index, Option<Index>)>;
 
-fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {
+/// Identity element of a reduction of elements of a type. Signed integers of fewer than 32 bits hold none of
+/// those of their arithmetic, whose low bits are another number.
+pub(crate) fn identity_in(op: ReduceOp, dtype: DType) -> Expr {
+    let is_narrow = matches!(dtype, DType::I8 | DType::I16);
+    Expr::Const(if is_narrow { dtype.round(op.identity()) } else { op.identity() })
+}
+
+fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond, dtypes: &[DType]) {
     for stmt in block {
         let mut inside = inside.clone();
         if let Stmt::For(l) = stmt
@@ -77,10 +85,11 @@ fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {
             l.extent = extent.clone();
             inside = end.iter().fold(inside, |inside, end| inside.and(Cond::Lt(l.var.into(), end.clone())));
         }
-        if let (Stmt::Update { op, value, .. }, true) = (&mut *stmt, inside != Cond::True) {
+        if let (Stmt::Update { buffer, op, value, .. }, true) = (&mut *stmt, inside != Cond::True) {
             let own = std::mem::replace(value, Expr::Const(0.0));
-            *value = Expr::Select(Box::new(inside.clone()), Box::new(own), Box::new(Expr::Const(op.identity())));
+            let identity = identity_in(*op, dtypes[buffer.0 as usize]);
+            *value = Expr::Select(Box::new(inside.clone()), Box::new(own), Box::new(identity));
         }
-        stmt.blocks_mut().for_each(|inner| run_to(inner, ends, &inside));
+        stmt.blocks_mut().for_each(|inner| run_to(inner, ends, &inside, dtypes));
     }
 }

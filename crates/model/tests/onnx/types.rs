@@ -209,3 +209,12 @@ fn zeros_of_both_signs_are_equal_to_top_k_and_nan_is_the_largest() {
         }
     }
 }
+
+/// Borders of windows are below all integers of a type, of which each here is negative.
+#[test]
+fn borders_of_pooled_integers_are_the_least_ones() {
+    let numbers: Vec<i128> = (0..50).map(|at| at * 37 % 23 - 60).collect();
+    let ints = |numbers: &[i64]| Attr::Ints(numbers.to_vec());
+    let attributes = [("kernel_shape", ints(&[3, 3])), ("pads", ints(&[1; 4])), ("strides", ints(&[2, 2]))];
+    check("MaxPool", 12, &attributes, &[Some(Tensor::from_integers(DType::I8, [1, 2, 5, 5], &numbers))], 1);
+}
