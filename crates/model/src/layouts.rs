@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write};
 
 use tilewright_graph::Tensor;
-use tilewright_ir::expr::Expr;
+use tilewright_ir::expr::{Expr, ReduceOp};
 use tilewright_ir::op::{Layout, ProgramBuilder, SizeRange, StageSpec, Structure, Workload, WorkloadError};
 use tilewright_ir::{DType, Role};
 use tilewright_runtime::RunSize;
 
 use crate::fuse::{Fused, Kernel, Step, in_memory, nest};
-use crate::net::{Kind, Net, ValueId};
+use crate::net::{Kind, Net, Node, ValueId};
 use crate::open::loops::{OpenLoop, OpenSizes};
 
 /// Costs of workloads, in any common unit.
@@ -279,6 +279,28 @@ fn is_image(net: &Net, id: ValueId, block: i64) -> bool {
     }
 }
 
+/// Whether steps read all elements of a value, as a list, only to find the least or largest one, which does
+/// not depend on their order in memory.
+fn is_unordered(fused: &Fused, of: ValueId, list: ValueId) -> bool {
+    let net = &fused.net;
+    let is_whole = matches!(net.shape(list), [n] if *n == net.value(of).n_elements());
+    let is_extreme = |at: &usize| {
+        let node = &net.nodes[*at];
+        !node.inputs.contains(&Some(list)) || matches!(node.kind, Kind::Reduce(ReduceOp::Min | ReduceOp::Max, _))
+    };
+    let fits = |step: &Step| match step {
+        Step::Kernel(kernel) => {
+            !kernel.inputs.contains(&list) || !kernel.members.is_empty() && kernel.members.iter().all(is_extreme)
+        }
+        Step::Part { of, .. } => *of != list,
+        Step::Join { parts, .. } => !parts.contains(&list),
+        Step::Set { from, .. } | Step::Append { from, .. } => *from != list,
+        Step::Host(node) => !node.inputs.contains(&Some(list)),
+        Step::Sequence(_) | Step::While(_) | Step::Again(_) => false,
+    };
+    is_whole && fused.open.is_none() && !net.outputs.contains(&list) && fused.steps.iter().all(fits)
+}
+
 impl Images {
     fn new(fused: &Fused, block: i64) -> Images {
         let net = &fused.net;
@@ -309,6 +331,7 @@ impl Images {
                     closed.extend(steps.outer_values());
                 }
                 Step::Host(node) => closed.extend(node.inputs.iter().flatten().chain(&node.outputs)),
+                Step::Part { of, part, .. } if is_image(net, *of, block) && is_unordered(fused, *of, *part) => {}
                 Step::Part { of, part, offset } => {
                     // A part of an image's channels is an image of its own.
                     let [whole, own] = [of, part].map(|id| net.shape(*id));
@@ -455,16 +478,23 @@ fn in_one_element(net: &Net, id: ValueId) -> bool {
 /// can process blocks of channels.
 fn keeps_channels(net: &Net, kernel: &Kernel) -> bool {
     let is_of_images = |id: &ValueId| net.shape(*id).len() == 4;
+    let is_number = |id: &ValueId| net.value(*id).n_elements() == 1;
+    // A number that all elements need, such as a zero point.
+    let is_of_numbers = |node: &Node| {
+        matches!(node.kind, Kind::Map(_) | Kind::View)
+            && node.inputs.iter().flatten().chain(&node.outputs).all(is_number)
+    };
     kernel.members.iter().map(|&at| &net.nodes[at]).all(|node| {
-        node.outputs.iter().all(is_of_images)
-            && match &node.kind {
-                Kind::Map(_) | Kind::Pixels { .. } => true,
-                // A gather of single elements from a list.
-                Kind::Gather { axis: 0, .. } => net.shape(node.input(0)).len() == 1,
-                Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),
-                Kind::Window(_, windows) => (windows.kernel[1], windows.strides[1], windows.before[1]) == (1, 1, 0),
-                _ => false,
-            }
+        is_of_numbers(node)
+            || node.outputs.iter().all(is_of_images)
+                && match &node.kind {
+                    Kind::Map(_) | Kind::Pixels { .. } => true,
+                    // A gather of single elements from a list.
+                    Kind::Gather { axis: 0, .. } => net.shape(node.input(0)).len() == 1,
+                    Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),
+                    Kind::Window(_, windows) => (windows.kernel[1], windows.strides[1], windows.before[1]) == (1, 1, 0),
+                    _ => false,
+                }
     })
 }
 

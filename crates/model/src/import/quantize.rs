@@ -1,7 +1,7 @@
 //! Import of quantization, dequantization, and products of quantized tensors.
 
-use tilewright_graph::op::{ConvShape, QLinearConv, QuantizeLinear, Scaling};
-use tilewright_graph::{DType, Float8, Op};
+use tilewright_graph::op::{Binary, ConvShape, QLinearConv, QuantizeLinear, ReduceKind, Scaling, Unary};
+use tilewright_graph::{DType, Float8, Graph, Op, Tensor, ValueId as GraphValueId};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
@@ -38,6 +38,31 @@ fn float8(format: Float8, x: &Expr) -> Expr {
         where_less(of(UnaryOp::Abs, x.clone()), bound, distance(exponent - 1), of_larger)
     });
     mul(of(UnaryOp::Round, Expr::binary(BinaryOp::Div, x.clone(), around.clone())), around)
+}
+
+/// Maximum number of operators through which a value is followed to one that is not negative.
+const MOST_DEPTH: usize = 8;
+
+/// Whether no element of a value is below zero, by the operators that compute it; NaN is not below zero.
+fn is_nonnegative(graph: &Graph, id: GraphValueId, depth: usize) -> bool {
+    if let Some(constant) = &graph.value(id).constant {
+        return !constant.floats().iter().any(|x| *x < 0.0);
+    }
+    let Some(producer) = graph.value(id).producer.filter(|_| depth > 0) else { return false };
+    let node = graph.node(producer.0);
+    let is_input =
+        |at: usize| node.inputs.get(at).copied().flatten().is_some_and(|id| is_nonnegative(graph, id, depth - 1));
+    match &node.op {
+        Op::Unary(Unary::Relu | Unary::Abs | Unary::Exp | Unary::Sigmoid | Unary::HardSigmoid { .. }) => true,
+        Op::Clip(clip) => clip.min.map_or_else(|| is_input(1), |min| min >= 0.0),
+        Op::Binary(Binary::Add | Binary::Mul | Binary::Div) => is_input(0) && is_input(1),
+        Op::Reduce(of) if matches!(of.kind, ReduceKind::LogSum | ReduceKind::LogSumExp) => false,
+        Op::Unary(Unary::Identity | Unary::Sqrt) | Op::Pool(_) | Op::GlobalPool(_) | Op::Reduce(_) => is_input(0),
+        Op::Reshape(_) | Op::Flatten(_) | Op::Squeeze(_) | Op::Unsqueeze(_) | Op::Transpose(_) => is_input(0),
+        Op::Slice(_) => is_input(0),
+        Op::Concat(_) => (0..node.inputs.len()).all(is_input),
+        _ => false,
+    }
 }
 
 impl NodeImport<'_> {
@@ -142,37 +167,46 @@ impl NodeImport<'_> {
     }
 
     /// Quantizes numbers by a scale and zero point from their range; returns levels, scale and zero point,
-    /// all in f32.
-    fn by_range(&mut self, x: ValueId) -> Lowered<[ValueId; 3]> {
+    /// all in f32. The zero point of numbers that are not negative is a constant.
+    fn by_range(&mut self, x: ValueId, may_be_negative: bool) -> Lowered<[ValueId; 3]> {
         let shape = self.net.shape(x).to_vec();
         self.need_f32(x)?;
         let (flat, one) = ([shape.iter().product::<i64>()], [1]);
         let list = self.step("list", Kind::View, &[x], &flat);
-        let [low, high] = [ReduceOp::Min, ReduceOp::Max]
-            .map(|extreme| self.step("extreme", Kind::Reduce(extreme, vec![0]), &[list], &one));
+        let low = match may_be_negative {
+            true => self.step("extreme", Kind::Reduce(ReduceOp::Min, vec![0]), &[list], &one),
+            false => self.constant("least", &one, &[0.0]),
+        };
+        let high = self.step("extreme", Kind::Reduce(ReduceOp::Max, vec![0]), &[list], &one);
         let width = sub(max(input(1), number(0.0)), min(input(0), number(0.0)));
         let width = Expr::binary(BinaryOp::Div, width, number(255.0));
         // A NaN scale stays NaN, so that all results are NaN.
         let scale = where_less(number(0.0), width.clone(), width.clone(), add(width, number(1.0)));
         let scale = self.step("scale", Kind::Map(scale), &[low, high], &one);
-        let zero = Expr::binary(BinaryOp::Div, of(UnaryOp::Neg, min(input(0), number(0.0))), input(1));
-        let zero = self.step("zero", Kind::Map(clip(of(UnaryOp::Round, zero), 0.0, 255.0)), &[low, scale], &one);
+        let zero = match may_be_negative {
+            true => {
+                let zero = Expr::binary(BinaryOp::Div, of(UnaryOp::Neg, min(input(0), number(0.0))), input(1));
+                self.step("zero", Kind::Map(clip(of(UnaryOp::Round, zero), 0.0, 255.0)), &[low, scale], &one)
+            }
+            false => self.constant("zero", &[], &[0.0]),
+        };
         let multiple = of(UnaryOp::Round, Expr::binary(BinaryOp::Div, input(0), input(1)));
-        let value = quantized(add(multiple, input(2)), 0.0, 255.0);
+        let plus = self.net.literal(zero).unwrap_or(input(2));
+        let value = quantized(add(multiple, plus), 0.0, 255.0);
         let multiple = self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape);
         Ok([multiple, scale, zero])
     }
 
     /// Rounds numbers to the 256 levels of their range.
     pub(super) fn rounded_by_range(&mut self, x: ValueId) -> Lowered<ValueId> {
-        let levels = self.by_range(x)?;
+        let levels = self.by_range(x, true)?;
         let shape = self.net.shape(x).to_vec();
         Ok(self.step("rounded", Kind::Map(mul(sub(input(0), input(2)), input(1))), &levels, &shape))
     }
 
     /// Quantizes a matrix to the levels of its range.
     pub(super) fn levels_by_range(&mut self, x: ValueId) -> Lowered<Levels> {
-        let [multiple, scale, whole] = self.by_range(x)?;
+        let [multiple, scale, whole] = self.by_range(x, true)?;
         let shape = self.net.shape(x).to_vec();
         let [levels, zero] =
             [("levels", &shape[..]), ("zero", &[1])].map(|(what, shape)| self.value(what, DType::U8, shape));
@@ -196,8 +230,13 @@ impl NodeImport<'_> {
     pub(super) fn quantize_by_range(&mut self) -> Lowered {
         let x = self.input(0)?;
         let outputs = self.outputs.clone();
-        for (from, to) in self.by_range(x)?.into_iter().zip(outputs) {
+        let may_be_negative = !self.node.inputs[0].is_some_and(|id| is_nonnegative(self.graph, id, MOST_DEPTH));
+        for (from, to) in self.by_range(x, may_be_negative)?.into_iter().zip(outputs) {
             let Some(to) = to else { continue };
+            if self.net.literal(from).is_some() && !self.net.outputs.contains(&to) {
+                self.net.values[to.0].constant = Some(Tensor::scalar(DType::U8, 0.0));
+                continue;
+            }
             let from = match self.net.shape(from) == self.net.shape(to) {
                 true => from,
                 false => self.step("number", Kind::View, &[from], &[]),
