@@ -9,8 +9,8 @@ use super::{Generator, plan};
 use crate::ssa::{Id, SsaOp, Type};
 
 impl Generator<'_> {
-    /// Reads elements of a table of 256 u8 by u8 subscripts, in the arithmetic of `dtype`, or as bytes if that
-    /// is u8; four registers hold the whole table. `None` for other tables, if the machine has no byte
+    /// Reads elements of a table of 256 u8 by u8 subscripts, in the arithmetic of `dtype`, or as bytes if
+    /// that is u8; four registers hold the whole table. `None` for other tables, if the machine has no byte
     /// permutation, and for bytes from vectors of words.
     pub(super) fn looked_up(&mut self, table: BufferId, subscripts: &[Subscript], dtype: DType) -> Option<LaneOperand> {
         let of_table = self.program.buffer(table);

@@ -190,8 +190,8 @@ impl Generator<'_> {
         LaneOperand { value: m.fma(remainder, reciprocal, near), lanes: n }
     }
 
-    /// Evaluates a divisor in f32 that is the same in all lanes, and its reciprocal, before all loops if it is
-    /// an input's element; `None` for a constant without a normal reciprocal.
+    /// Evaluates a divisor in f32 that is the same in all lanes, and its reciprocal, before all loops if it
+    /// is an input's element; `None` for a constant without a normal reciprocal.
     fn with_reciprocal(&mut self, divisor: &Expr) -> Option<[Id; 2]> {
         let of = |g: &Self, divisor: Id| {
             let [one, most] = [1.0, f64::from(f32::MAX)].map(|x| g.m.real(Type::F32, x));

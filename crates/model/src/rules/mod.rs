@@ -5,6 +5,7 @@
 //! something in a [`Trace`].
 
 mod affine;
+mod channels;
 mod heads;
 mod identities;
 mod maps;
@@ -79,6 +80,8 @@ const PASSES: &[RewritingStage] = &[
     RewritingStage::Once(DROP_VIEWS),
     // Numbers that have been quantized before they move, too.
     RewritingStage::Once(JOIN_PIXELS),
+    // After the last rule that reads a number of channels.
+    RewritingStage::Once(("pad_channels", channels::pad_channels)),
 ];
 
 /// Maximum number of rounds of repeated rules. A round processes chains of any length completely; a model of

@@ -9,7 +9,7 @@ use tilewright_model::Runner;
 use tilewright_runtime::SharedPool;
 
 use crate::common::no_files;
-use crate::compiled_for;
+use crate::{compiled_for, graph_of};
 
 const M: usize = 9;
 const N: usize = 17;
@@ -104,6 +104,120 @@ fn nan_is_not_lost_where_numbers_are_quantized_by_their_range() {
         runner.run().unwrap();
         assert!(runner.outputs()[0].1.floats().iter().all(|y| y.is_finite()), "none of {at} is left");
     }
+}
+
+/// Dynamically quantized convolutions over one and two dimensions, also depthwise ones with weights of 9
+/// bits, round as often as the operators say. The range of an image that is not negative begins at 0.
+#[test]
+fn dynamically_quantized_convolutions_round_as_their_operators_do() {
+    const C: usize = 32;
+    for spatial in [&[40][..], &[6, 7]] {
+        let known = |name: &str, tensor: Tensor| (name.to_owned(), tensor);
+        let taps = vec![3; spatial.len()];
+        let weights = |channels: usize, step: i128| {
+            let shape = [&[C, channels][..], &taps].concat();
+            let n = shape.iter().product::<usize>() as i128;
+            Tensor::from_integers(DType::U8, shape, &(0..n).map(|at| at * step % 256).collect::<Vec<_>>())
+        };
+        let bias: Vec<f64> = (0..C).map(|at| f64::from((at as f32 - 11.3) / 7.0)).collect();
+        let along = [&[1, C][..], &vec![1; spatial.len()]].concat();
+        let image = |name: &str, c: usize| GraphPort {
+            name: name.to_owned(),
+            dtype: DType::F32,
+            dims: [&[1, c][..], spatial].concat().into_iter().map(Dim::Size).collect(),
+        };
+        let ints = |numbers: &[i64]| Attribute::Ints(numbers.to_vec());
+        let layer = |x: &str, at: usize, groups: i64| {
+            let of = |name: &str| format!("{name}{at}");
+            let [q, s, z, sums, whole, scale, scaled, y] = ["q", "s", "z", "i", "f", "m", "t", "y"].map(of);
+            let outputs = vec![q.clone(), s.clone(), z.clone()];
+            let attributes = vec![
+                ("pads".to_owned(), ints(&vec![1; 2 * spatial.len()])),
+                ("group".to_owned(), Attribute::Int(groups)),
+            ];
+            [
+                NodeFile { outputs, ..node("DynamicQuantizeLinear", x, "") },
+                NodeFile { attributes, ..node("ConvInteger", &format!("{q} w{at} {z} zw"), &sums) },
+                NodeFile { attributes: vec![("to".to_owned(), Attribute::Int(1))], ..node("Cast", &sums, &whole) },
+                node("Mul", &format!("{s} ws"), &scale),
+                node("Mul", &format!("{whole} {scale}"), &scaled),
+                node("Add", &format!("{scaled} bias"), &y),
+            ]
+        };
+        let model = ModelFile {
+            name: "dynamic".to_owned(),
+            opset: 17,
+            inputs: vec![image("x", 16)],
+            outputs: vec![image("y1", C)],
+            weights: vec![
+                known("w0", weights(16, 89)),
+                known("w1", weights(1, 61)),
+                known("bias", Tensor::from_floats(DType::F32, along, &bias)),
+                scale("ws", 0.013),
+                zero("zw", 100),
+            ],
+            nodes: [&layer("x", 0, 1)[..], &[node("Relu", "y0", "r")], &layer("r", 1, C as i64)].concat(),
+            ..ModelFile::default()
+        };
+        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+        let shape = [&[1, 16][..], spatial].concat();
+        let n = shape.iter().product::<usize>();
+        let numbers: Vec<f64> = (0..n).map(|at| f64::from((at * 37 % 101) as f32 / 9.7 - 4.0)).collect();
+        let x = Tensor::from_floats(DType::F32, shape, &numbers);
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+        runner.set("x", &x).unwrap();
+        runner.run().unwrap();
+        let expected = evaluate(&graph, &[("x", x)]).unwrap().remove(0).floats();
+        assert_eq!(runner.outputs()[0].1.floats(), expected, "{spatial:?}");
+    }
+}
+
+/// Convolutions of integers, the second one depthwise, of 72 channels.
+pub fn bottleneck(x: &Tensor) -> Graph {
+    let bytes = |shape: [usize; 4], step: i128| {
+        let n = shape.iter().product::<usize>() as i128;
+        Tensor::from_integers(DType::I8, shape, &(0..n).map(|at| at * step % 255 - 127).collect::<Vec<_>>())
+    };
+    let number = |x: f64| Tensor::from_floats(DType::F32, [0; 0], &[x]);
+    let known = [
+        ("w0", bytes([72, 16, 1, 1], 89)),
+        ("w1", bytes([72, 1, 3, 3], 61)),
+        ("w2", bytes([16, 72, 1, 1], 37)),
+        ("step", number(0.02)),
+        ("less", number(1.374_13e-4)),
+        ("zero", Tensor::from_integers(DType::U8, [0; 0], &[120])),
+    ];
+    let to_f32 = || Some(("to", Attribute::Int(1)));
+    let nodes: &[crate::Node] = &[
+        ("q0", "QuantizeLinear", &["x", "step", "zero"], None),
+        ("i0", "ConvInteger", &["q0", "w0", "zero"], None),
+        ("f0", "Cast", &["i0"], to_f32()),
+        ("s0", "Mul", &["f0", "less"], None),
+        ("q1", "QuantizeLinear", &["s0", "step", "zero"], None),
+        ("i1", "ConvInteger", &["q1", "w1", "zero"], Some(("group", Attribute::Int(72)))),
+        ("f1", "Cast", &["i1"], to_f32()),
+        ("s1", "Mul", &["f1", "less"], None),
+        ("q2", "QuantizeLinear", &["s1", "step", "zero"], None),
+        ("i2", "ConvInteger", &["q2", "w2", "zero"], None),
+        ("y", "Cast", &["i2"], to_f32()),
+    ];
+    graph_of(("x", x), ("y", &[1, 16, 5, 6]), &known, nodes)
+}
+
+/// Channels that are added to whole blocks change no result.
+#[test]
+fn depthwise_convolutions_of_bytes_have_whole_blocks_of_channels() {
+    let numbers: Vec<f64> = (0..16 * 7 * 8).map(|at| f64::from((at * 37 % 101) as f32 / 40.0 - 1.2)).collect();
+    let x = Tensor::from_floats(DType::F32, [1, 16, 7, 8], &numbers);
+    let graph = bottleneck(&x);
+    let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+    let labels: Vec<String> = compiled.fused.tasks().iter().map(|(workload, _)| workload.label()).collect();
+    assert!(labels.iter().any(|label| label.starts_with("depthwise_conv2d:c=80,")), "{labels:?}");
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    runner.set("x", &x).unwrap();
+    runner.run().unwrap();
+    assert_eq!(runner.outputs()[0].1.floats(), evaluate(&graph, &[("x", x)]).unwrap()[0].floats());
 }
 
 /// Integers of fewer than 8 bits take a byte each between kernels, with a zero point for each column or a

@@ -9,6 +9,7 @@ use tilewright_graph::{Bindings, DType, Graph, Tensor, onnx, specialise};
 use tilewright_model::{Trace, lower, rule_names};
 
 use crate::common::{cases, light, no_files};
+use crate::quantized::bottleneck;
 use crate::{Node, graph_of, weights, whole, with_attention};
 
 fn trace_of(graph: &Graph) -> Trace {
@@ -86,7 +87,9 @@ fn every_rule_changes_something() {
     ];
     let step = Tensor::from_floats(DType::F32, Vec::new(), &[0.1]);
     let of_pixels = [("shape", whole(&[4], &[1, 8, 2, 3])), ("step", step)];
+    let channels = trace_of(&bottleneck(&weights(&[1, 16, 7, 8])));
     let traces = [
+        channels,
         of(&[1, 2, 4, 6], &of_pixels, pixels),
         of(&[1, 4, 1, 3], &shapes, sharing),
         attention,
