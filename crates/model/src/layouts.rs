@@ -475,27 +475,30 @@ fn in_one_element(net: &Net, id: ValueId) -> bool {
 }
 
 /// Whether a nest processes each channel separately and identically, or moves adjacent channels, so that it
-/// can process blocks of channels.
+/// can process blocks of channels. It may also compute numbers that all channels need, such as a zero point.
 fn keeps_channels(net: &Net, kernel: &Kernel) -> bool {
-    let is_of_images = |id: &ValueId| net.shape(*id).len() == 4;
-    let is_number = |id: &ValueId| net.value(*id).n_elements() == 1;
-    // A number that all elements need, such as a zero point.
-    let is_of_numbers = |node: &Node| {
-        matches!(node.kind, Kind::Map(_) | Kind::View)
-            && node.inputs.iter().flatten().chain(&node.outputs).all(is_number)
-    };
     kernel.members.iter().map(|&at| &net.nodes[at]).all(|node| {
-        is_of_numbers(node)
-            || node.outputs.iter().all(is_of_images)
-                && match &node.kind {
-                    Kind::Map(_) | Kind::Pixels { .. } => true,
-                    // A gather of single elements from a list.
-                    Kind::Gather { axis: 0, .. } => net.shape(node.input(0)).len() == 1,
-                    Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),
-                    Kind::Window(_, windows) => (windows.kernel[1], windows.strides[1], windows.before[1]) == (1, 1, 0),
-                    _ => false,
-                }
+        let is_of_images = node.outputs.iter().all(|id| net.shape(*id).len() == 4);
+        is_of_numbers(net, node) || is_of_images && is_by_channel(net, node)
     })
+}
+
+fn is_by_channel(net: &Net, node: &Node) -> bool {
+    match &node.kind {
+        Kind::Map(_) | Kind::Pixels { .. } => true,
+        // A gather of single elements from a list.
+        Kind::Gather { axis: 0, .. } => net.shape(node.input(0)).len() == 1,
+        Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),
+        Kind::Window(_, windows) => (windows.kernel[1], windows.strides[1], windows.before[1]) == (1, 1, 0),
+        _ => false,
+    }
+}
+
+/// Whether a node computes one number from single numbers.
+fn is_of_numbers(net: &Net, node: &Node) -> bool {
+    let is_number = |id: &ValueId| net.value(*id).n_elements() == 1;
+    let all = || node.inputs.iter().flatten().chain(&node.outputs);
+    matches!(node.kind, Kind::Map(_) | Kind::View) && all().all(is_number)
 }
 
 /// Makes a kernel that converts an image to or from blocks of channels, and its result.
