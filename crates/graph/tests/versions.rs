@@ -146,6 +146,10 @@ fn resize_by_version() {
     assert_eq!(nearest(6, 4.0 / 3.0, &from_corner), [0.0, 0.0, 1.0, 2.0, 3.0, 3.0, 4.0, 5.0]);
     let inputs = [Some(x()), None, None, Some(i64s(&[1, 1, 1, 3]))];
     assert_eq!(run("Resize", 13, &[], &inputs).unwrap().floats(), [1.0, 1.0, 2.0]);
+    // 4.5 / f32(6 / 20) - 0.5 is the middle of two pixels, though just below it in f32.
+    let inputs = [row(20), None, None, Some(i64s(&[1, 1, 1, 6]))];
+    let up = [("nearest_mode", Attr::Text("round_prefer_ceil"))];
+    assert_eq!(run("Resize", 13, &up, &inputs).unwrap().floats(), [1.0, 5.0, 8.0, 11.0, 15.0, 18.0]);
 }
 
 #[test]

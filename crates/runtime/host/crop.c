@@ -24,9 +24,11 @@ static int64_t net_crop_clamped(double at, int64_t n) {
 }
 
 static double net_crop_nearest(int64_t mode, double x) {
+    /* Places within a millionth of the middle of two pixels count as the middle. */
+    const double half = 0.5 + 1e-6;
     switch (mode) {
-    case 0: return ceil(x - 0.5);
-    case 1: return floor(x + 0.5);
+    case 0: return ceil(x - half);
+    case 1: return floor(x + half);
     case 2: return floor(x);
     default: return ceil(x);
     }

@@ -160,6 +160,12 @@ pub struct ResizedAxis {
 /// Interpolation along a dimension: for each output coordinate, the input coordinates with their weights.
 pub type AxisSums = (usize, Vec<Vec<(usize, f64)>>);
 
+impl Rounding {
+    /// Half of a pixel. Places within a millionth of the middle of two pixels count as the middle, as in ONNX
+    /// Runtime.
+    pub const HALF: f64 = 0.5 + 1e-6;
+}
+
 impl Resize {
     /// Dimensions whose size or region changes.
     ///
@@ -302,8 +308,8 @@ impl Resize {
         let (radius, weight): (f64, Box<dyn Fn(f64) -> f64>) = match self.mode {
             ResizeMode::Nearest(rounding) => {
                 let place = match rounding {
-                    Rounding::HalfDown => (x - 0.5).ceil(),
-                    Rounding::HalfUp => (x + 0.5).floor(),
+                    Rounding::HalfDown => (x - Rounding::HALF).ceil(),
+                    Rounding::HalfUp => (x + Rounding::HALF).floor(),
                     Rounding::Floor => x.floor(),
                     Rounding::Ceil => x.ceil(),
                 };

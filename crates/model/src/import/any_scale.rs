@@ -92,8 +92,8 @@ fn position(op: &Resize, axis: &ResizedAxis, has_sizes: bool) -> Option<Expr> {
 
 fn rounded(rounding: Rounding, x: Expr) -> Expr {
     match rounding {
-        Rounding::HalfDown => of(UnaryOp::Ceil, sub(x, number(0.5))),
-        Rounding::HalfUp => of(UnaryOp::Floor, add(x, number(0.5))),
+        Rounding::HalfDown => of(UnaryOp::Ceil, sub(x, number(Rounding::HALF))),
+        Rounding::HalfUp => of(UnaryOp::Floor, add(x, number(Rounding::HALF))),
         Rounding::Floor => of(UnaryOp::Floor, x),
         Rounding::Ceil => of(UnaryOp::Ceil, x),
     }
