@@ -346,7 +346,8 @@ fn text_of_preparation(code: &runtime::Code) -> Option<String> {
     (!program.prepare.is_empty()).then(|| statements.fold(buffers, |all, stmt| all + &stmt))
 }
 
-/// Bytes of the memory of values whose kernels assume that they have more rows.
+/// Bytes of the memory of values whose kernels assume that they have more rows, or that have a place for each
+/// item of a group.
 fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, usize> {
     let mut rooms = HashMap::new();
     let mut extend = |id: ValueId, n_elements: usize| {
@@ -372,6 +373,11 @@ fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, usize> {
             }
             _ => {}
         }
+    }
+    let groups = fused.items.as_ref().and_then(|items| items.groups.as_ref());
+    for root in groups.iter().flat_map(|groups| groups.values.keys()) {
+        let own = rooms.entry(*root).or_default();
+        *own = fused.bytes_of_group(*root).unwrap_or(0).max(*own);
     }
     rooms
 }
@@ -418,8 +424,7 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
             return;
         }
         let at = *at_of.entry(root).or_insert_with(|| {
-            let room = rooms.get(&root).copied().max(fused.bytes_of_group(root));
-            let n_bytes = room.unwrap_or(net.value(root).n_bytes() as usize);
+            let n_bytes = rooms.get(&root).copied().unwrap_or(net.value(root).n_bytes() as usize);
             let block = Block { bytes: n_bytes.next_multiple_of(line), first: step, last: step };
             blocks.push((root, block));
             blocks.len() - 1
@@ -955,7 +960,7 @@ impl<'a> PlanBuilder<'a> {
         let mut shape = value.ty().shape;
         if matches!(place, Place::Arena(_)) {
             // Rows that this piece does not have, or items of a group, follow its own in memory.
-            if let Some(n_bytes) = self.rooms.get(&id).copied().max(self.fused.bytes_of_group(id)) {
+            if let Some(n_bytes) = self.rooms.get(&id) {
                 shape = vec![n_bytes / dtype.bytes() as usize];
             }
         }

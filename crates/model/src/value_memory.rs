@@ -56,16 +56,12 @@ impl Places {
                 }
             }
         }
-        let sequences = fused.steps.iter().filter_map(|step| match step {
-            Step::Sequence(sequence) => Some(sequence),
-            _ => None,
-        });
         for step in &fused.steps {
             if let Step::While(round) = step {
                 round.carried.iter().for_each(|id| is_computed[id.0] = false);
             }
         }
-        for moving in sequences.flat_map(|sequence| &sequence.moving) {
+        for moving in fused.sequences().flat_map(|sequence| &sequence.moving) {
             is_computed[moving.of.0] |= is_computed[moving.value.0];
         }
         // A value that is an output as a whole is computed in the caller's memory.

@@ -384,6 +384,14 @@ impl Fused {
         are
     }
 
+    /// Sequences among the steps.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = &Steps> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Sequence(sequence) => Some(sequence),
+            _ => None,
+        })
+    }
+
     /// Workload of each kernel, mutable, for changing its options.
     pub fn workloads_mut(&mut self) -> impl Iterator<Item = &mut Workload> {
         let of_pieces = self.pieces.iter_mut().flat_map(|piece| &mut piece.steps);

@@ -325,11 +325,7 @@ impl SizeComparison<'_> {
     /// Values that exist in a run; a shape whose `Reshape` has become a view, for example, does not.
     fn used(&self) -> HashSet<ValueId> {
         let net = &self.whole.net;
-        let of_sequences = self.whole.steps.iter().filter_map(|step| match step {
-            Step::Sequence(sequence) => Some(&sequence.nodes),
-            _ => None,
-        });
-        let nodes = net.nodes.iter().chain(of_sequences.flatten());
+        let nodes = net.nodes.iter().chain(self.whole.sequences().flat_map(|sequence| &sequence.nodes));
         let of_nodes = nodes.flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
         let of_states = net.states.iter().map(|state| &state.value);
         let of_steps = self.whole.each().flat_map(|(step, _)| match step {
@@ -627,12 +623,8 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
         }
     }
     let in_memory = |id: ValueId| in_memory(net.shape(id), axes(id));
-    let sequences = fused.steps.iter().filter_map(|step| match step {
-        Step::Sequence(sequence) => Some(sequence),
-        _ => None,
-    });
     let mut within: Vec<&Node> = Vec::new();
-    for sequence in sequences {
+    for sequence in fused.sequences() {
         within.extend(&sequence.nodes);
         let moves = |moving: &&Moving| !is_part_of_steps(net, moving, &in_memory);
         if let (Some(node), Some(moving)) = (sequence.nodes.last(), sequence.moving.iter().find(moves)) {
@@ -785,12 +777,7 @@ impl Fused {
         let numbers = self.open.as_ref().map_or(&[][..], |open| &open.numbers);
         // Values that no kernel reads have no memory.
         let is_read = |id: ValueId| {
-            let mut sequences = self.steps.iter().filter_map(|step| match step {
-                Step::Sequence(sequence) => Some(sequence),
-                _ => None,
-            });
-            let is_moving = sequences.any(|sequence| sequence.moving.iter().any(|moving| moving.of == id));
-            is_moving
+            self.sequences().flat_map(Steps::outer_values).any(|of| of == id)
                 || self.each().any(|(step, _)| match step {
                     Step::Kernel(kernel) => kernel.inputs.contains(&id),
                     Step::Host(node) => node.inputs.contains(&Some(id)),
@@ -860,7 +847,7 @@ impl Fused {
         open.axes.resize(self.net.values.len(), Vec::new());
         self.share_items(&mut open);
         self.lengthen_rows(&mut open);
-        self.steps = self.opened_steps(&open)?;
+        self.steps = self.opened_steps(&self.steps, &open)?;
         self.open = Some(open);
         Ok(self)
     }
@@ -886,11 +873,11 @@ impl Fused {
         }
     }
 
-    /// Steps whose kernels have open sizes.
-    fn opened_steps(&self, open: &OpenNet) -> Result<Vec<Step>, OpenError> {
+    /// Steps, all of this net or those of a sequence, with kernels of open sizes.
+    fn opened_steps(&self, steps: &[Step], open: &OpenNet) -> Result<Vec<Step>, OpenError> {
         let rows = self.in_rows(open);
-        let mut changed = Vec::with_capacity(self.steps.len());
-        for step in &self.steps {
+        let mut changed = Vec::with_capacity(steps.len());
+        for step in steps {
             changed.push(match step {
                 Step::Kernel(kernel) => {
                     let made = self.open_kernel(kernel, open, &rows);
@@ -903,14 +890,7 @@ impl Fused {
                 }
                 Step::Sequence(sequence) => {
                     let net = Net { nodes: sequence.nodes.clone(), ..self.net.clone() };
-                    // Parts of values outside belong to their memory.
-                    let parts = self.steps.iter().filter(|step| matches!(step, Step::Part { .. })).cloned();
-                    let part = |moving: &Moving| Step::Part { of: moving.of, part: moving.value, offset: 0 };
-                    let outer: Vec<Step> = parts.chain(sequence.moving.iter().map(part)).collect();
-                    let n_outer = outer.len();
-                    let steps = outer.into_iter().chain(sequence.steps.clone()).collect();
-                    let mut steps = Fused { net, steps, ..self.clone() }.opened_steps(open)?;
-                    steps.drain(..n_outer);
+                    let steps = Fused { net, ..self.clone() }.opened_steps(&sequence.steps, open)?;
                     Step::Sequence(Steps { steps, ..sequence.clone() })
                 }
                 other => other.clone(),
