@@ -3,12 +3,11 @@
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Graph, SplitMix64, Tensor, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Graph, SplitMix64, Tensor, evaluate, specialise};
 use tilewright_model::{CompileError, Runner, Step, compile_quickly, count_halves, lower};
 use tilewright_runtime::SharedPool;
 
-use crate::common::no_files;
-use crate::{compiled_as, guess, whole};
+use crate::{compiled_as, guess, read_back, whole};
 
 /// Node: operator, inputs, output, and an attribute, if any.
 type Node<'a> = (&'a str, &'a [&'a str], &'a str, Option<(&'a str, Attribute)>);
@@ -54,7 +53,7 @@ fn graph_of(inputs: &[(&str, &Tensor)], outputs: &[(&str, DType)], known: &[(&st
         nodes: nodes.iter().map(node).collect(),
         ..ModelFile::default()
     };
-    onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
+    read_back(&file)
 }
 
 /// Runs a graph with kernels alone.

@@ -5,14 +5,14 @@ use rand::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
-use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, evaluate, specialise};
 use tilewright_ir::Target;
 use tilewright_model::Runner;
 use tilewright_runtime::SharedPool;
 
+use crate::common::Case;
 use crate::common::build::{Attr, single};
-use crate::common::{Case, no_files};
-use crate::{check, compiled_for, device};
+use crate::{check, compiled_for, device, read_back};
 
 const SIDE: usize = 6;
 
@@ -169,7 +169,7 @@ impl Chain {
     }
 
     fn graph(&self) -> Graph {
-        onnx::read(&onnx::write(&self.model).into(), &mut no_files).unwrap().graph
+        read_back(&self.model)
     }
 
     fn tensor(&self) -> Tensor {
@@ -201,7 +201,7 @@ impl Chain {
         let mut model = self.model.clone();
         model.inputs.clear();
         model.weights.push(("x".to_owned(), self.tensor()));
-        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+        let graph = read_back(&model);
         let special = specialise(&graph, &Bindings::default());
         special.graph.value(special.graph.outputs[0]).constant.as_ref().expect("all is known").integers()
     }

@@ -285,7 +285,12 @@ fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Te
             ..NodeFile::default()
         });
     }
-    onnx::read(&onnx::write(&model).into(), &mut no_files).expect("a model").graph
+    read_back(&model)
+}
+
+/// Graph of a model that is written to a file and read again.
+pub fn read_back(model: &ModelFile) -> Graph {
+    onnx::read(&onnx::write(model).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
 }
 
 /// Checks the result `y: [n, 6, 8]` of nodes for sequences of six tokens, `ids: [n, 6]`, and the number of

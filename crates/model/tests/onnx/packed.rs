@@ -5,12 +5,11 @@ use rand::{RngExt, SeedableRng};
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Tensor, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Tensor, evaluate, specialise};
 use tilewright_model::Runner;
 use tilewright_runtime::SharedPool;
 
-use crate::common::no_files;
-use crate::compiled_for;
+use crate::{compiled_for, read_back};
 
 pub(crate) type Random = rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -346,7 +345,7 @@ fn blocked(seed: u64) -> Drawn {
 
 pub(crate) fn check(drawn: Drawn) {
     let Drawn { text, file, input: (name, input), expected } = drawn;
-    let graph = onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap().graph;
+    let graph = read_back(&file);
     let special = specialise(&graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{text}: {}", special.problems[0]);
     let compiled = compiled_for(&special.graph, &host::target()).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -389,7 +388,7 @@ fn weights_in_blocks_stay_packed() {
     let target = host::target();
     let has_dots = target.dot4_lanes([false, true]) > 0 || target.widens_bytes();
     for drawn in (0..24).map(blocked) {
-        let graph = onnx::read(&onnx::write(&drawn.file).into(), &mut no_files).unwrap().graph;
+        let graph = read_back(&drawn.file);
         let graph = specialise(&graph, &Bindings { fold_bytes: 0, ..Bindings::default() }).graph;
         let compiled = compiled_for(&graph, &target).unwrap();
         let is_packed = compiled.steps().iter().any(|step| step.workload.starts_with("packed_matmul"));
@@ -431,7 +430,7 @@ fn wrong_packing_is_refused_with_its_node() {
         let given = port("x", DType::F32, &[2, 64]);
         let mut file = of_node("MatMulNBits", &names[..=constants.len()], &attributes, given, &[2, 8]);
         file.weights = names[1..].iter().map(|&name| name.to_owned()).zip(constants).collect();
-        let graph = onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap().graph;
+        let graph = read_back(&file);
         let special = specialise(&graph, &Bindings::default());
         let problem = special.problems.first().map(ToString::to_string).unwrap_or_default();
         assert!(problem.contains(expected) && problem.contains("packed"), "{expected}: {problem}");
