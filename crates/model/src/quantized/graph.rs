@@ -263,7 +263,14 @@ impl Quantizer<'_> {
         }
         let mut new = node.clone();
         new.inputs.iter_mut().flatten().for_each(|id| *id = self.plain(*id));
-        if self.first_is_shifted(node) {
+        if matches!(node.op, Op::Concat(_)) && self.any_is_shifted(node) {
+            for (id, new) in node.inputs.iter().flatten().zip(new.inputs.iter_mut().flatten()) {
+                if !self.is_shifted[id.0 as usize] {
+                    *new = self.shifted_copy(*new, &node.place);
+                }
+            }
+            node.outputs.iter().flatten().for_each(|id| _ = self.shifted_value(*id));
+        } else if self.first_is_shifted(node) {
             if has_zero_of_first(&node.op) {
                 new.inputs.resize(new.inputs.len().max(3), None);
                 new.inputs[2] = self.zero_of_first(node);
@@ -375,14 +382,11 @@ impl Quantizer<'_> {
             op if has_zero_of_first(op) => is_known(user, 2),
             _ => moves(user) && user.outputs.len() == 1 && user.outputs[0].is_some_and(|id| self.may_shift(id)),
         };
+        let is_first_alone = |user: &Node| user.inputs[0] == Some(id) && !user.inputs[1..].contains(&Some(id));
+        let mut users = graph.value(id).users.iter().map(|user| graph.node(*user));
         graph.ty(id).dtype == DType::I8
             && !graph.outputs.contains(&id)
-            && graph
-                .value(id)
-                .users
-                .iter()
-                .map(|user| graph.node(*user))
-                .all(|user| user.inputs[0] == Some(id) && !user.inputs[1..].contains(&Some(id)) && may_read(user))
+            && users.all(|user| (matches!(user.op, Op::Concat(_)) || is_first_alone(user)) && may_read(user))
     }
 
     /// Adds a u8 value in place of an i8 one.
@@ -396,6 +400,21 @@ impl Quantizer<'_> {
 
     fn first_is_shifted(&self, node: &Node) -> bool {
         node.inputs.first().copied().flatten().is_some_and(|id| self.is_shifted[id.0 as usize])
+    }
+
+    fn any_is_shifted(&self, node: &Node) -> bool {
+        node.inputs.iter().flatten().any(|id| self.is_shifted[id.0 as usize])
+    }
+
+    /// Adds u8 integers that are i8 ones plus 128.
+    fn shifted_copy(&mut self, id: ValueId, place: &Place) -> ValueId {
+        let name = self.new.value(id).name.clone();
+        let one = self.add_constant(format!("{name}.one"), Tensor::scalar(DType::F32, 1.0));
+        let zero = self.add_constant(format!("{name}.zero"), Tensor::scalar(DType::U8, 128.0));
+        let whole = self.step(format!("{name}.whole"), Cast { to: Some(DType::F32) }, place, vec![Some(id)]);
+        let quantize = QuantizeLinear(Scaling { axis: 0, block: 0, dtype: None });
+        let bytes = self.step(format!("{name}.unsigned"), quantize, place, vec![whole, Some(one), Some(zero)]);
+        bytes.expect("invariant: i8 integers have u8 ones")
     }
 
     /// Zero point, input 2, of a node's first input in the new graph.

@@ -1116,6 +1116,49 @@ fn port(name: &str, columns: usize) -> GraphPort {
     GraphPort { name: name.to_owned(), dtype: DType::U8, dims: vec![Dim::Size(M), Dim::Size(columns)] }
 }
 
+/// Signed integers that are concatenated, of which some are quantized here and others are given or known.
+#[test]
+fn signed_integers_are_concatenated() {
+    let (scale_of, point) = (0.05f32, -5i64);
+    let signed = |name: &str, n: usize| GraphPort { dtype: DType::I8, ..port(name, n) };
+    let real = |name: &str, n: usize| GraphPort { dtype: DType::F32, ..port(name, n) };
+    let list = |n: usize, from: i128| Tensor::from_integers(DType::I8, [M, n], &integers(M * n, from));
+    let model = ModelFile {
+        name: "signed".to_owned(),
+        opset: 17,
+        inputs: vec![real("x", 4), real("y", 3), signed("z", 2)],
+        outputs: vec![real("out", 10)],
+        weights: vec![
+            scale("s", scale_of),
+            ("p".to_owned(), Tensor::from_integers(DType::I8, [0; 0], &[point.into()])),
+            ("w".to_owned(), list(1, -128)),
+        ],
+        nodes: vec![
+            node("QuantizeLinear", "x s p", "xq"),
+            node("QuantizeLinear", "y s p", "yq"),
+            NodeFile { attributes: vec![("axis".to_owned(), Attribute::Int(1))], ..node("Concat", "xq yq z w", "all") },
+            node("DequantizeLinear", "all s p", "out"),
+        ],
+        ..ModelFile::default()
+    };
+    let graph = read_back(&model);
+    let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    let of_scale = |n: usize| -> Vec<f64> {
+        integers(M * n, -128).iter().map(|q| f64::from((*q as i64 - point) as f32 * scale_of)).collect()
+    };
+    runner.set("x", &Tensor::from_floats(DType::F32, [M, 4], &of_scale(4))).unwrap();
+    runner.set("y", &Tensor::from_floats(DType::F32, [M, 3], &of_scale(3))).unwrap();
+    runner.set("z", &list(2, -128)).unwrap();
+    runner.run().unwrap();
+    let found = runner.outputs()[0].1.floats();
+    let parts = [4, 3, 2, 1].map(of_scale);
+    let expected: Vec<f64> = (0..M)
+        .flat_map(|row| parts.iter().zip([4, 3, 2, 1]).flat_map(move |(part, n)| part[row * n..][..n].to_vec()))
+        .collect();
+    assert_eq!(found, expected);
+}
+
 /// Residual sums of quantized numbers, with the product quantized before the sum, as quantizers write them:
 /// everything becomes the epilogue of one product.
 #[test]
