@@ -23,6 +23,7 @@ mod memory;
 mod operand;
 pub mod plan;
 mod range;
+mod saturate;
 mod table;
 pub mod unit;
 mod value;
@@ -500,7 +501,7 @@ impl Generator<'_> {
                 at += n;
                 continue;
             }
-            let n = self.exchanged_stores(&block[at..]);
+            let n = self.exchanged_stores(&block[at..]).max(self.saturated_stores(&block[at..]));
             if n > 0 {
                 at += n;
                 continue;

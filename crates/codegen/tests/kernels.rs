@@ -757,6 +757,42 @@ fn rounded_quotients_are_those_of_a_division() {
     }
 }
 
+/// Checks that rounded numbers in four vectors are stored as bytes together, wherever these lie: ties, both ends
+/// of the type, numbers beyond all integers and NaN.
+#[test]
+fn four_vectors_of_rounded_numbers_become_bytes() {
+    let mut numbers = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 3e9, -3e9, 1e5, -1e5];
+    numbers.extend((numbers.len() as u8..64).map(|at| f32::from(at) * 7.5 - 220.0));
+    for (name, zero, [low, high]) in [("u8", 113.0, [0.0, 255.0]), ("i8", -77.0, [-128.0, 127.0])] {
+        for places in [[0, 16, 32, 48], [0, 16, 96, 112], [0, 32, 64, 96]] {
+            let row = |(at, place): (usize, &usize)| {
+                format!(
+                    "vectorized j in 16 {{ Q[j + {place}] = {name}(f32(min(max(f32(round(X[j + {}])
+                        + f32({name}(Z[0]))), {low:?}), {high:?}))) }}",
+                    16 * at
+                )
+            };
+            let text = format!(
+                "program \"bytes\" buffer X: f32[64] global input buffer Z: f32[1] global input
+                buffer Q: {name}[128] global output loops i, j run {{ for i in 1 {{ {} }} }}",
+                places.iter().enumerate().map(row).collect::<String>()
+            );
+            let program = tilewright_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let given = [numbers.iter().map(|&x| x.into()).collect(), vec![zero], vec![0.0; 128]];
+            for target in targets() {
+                for kernel in kernels(&program, &target) {
+                    let got = run(&program, &kernel, &given, &Runtime::serial(), 1);
+                    for (at, x) in numbers.iter().enumerate() {
+                        let whole = f64::from(x.round_ties_even()) + zero;
+                        let expected = if x.is_nan() { 0.0 } else { whole.clamp(low, high) };
+                        assert_eq!(got[2][places[at / 16] + at % 16], expected, "{x} as {name} on {target}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Checks that every 16-bit float is read and written exactly, and that numbers in between round to nearest.
 #[test]
 fn halves_are_converted_exactly() {

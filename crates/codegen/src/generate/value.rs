@@ -52,7 +52,7 @@ fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
 }
 
 /// Clipped operand like that of [`clip_within`], for casts in which a condition converts NaN to 0.
-fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
+pub(super) fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
     let Expr::Select(cond, inside, otherwise) = x.without_cast(*from) else { return None };
     let Expr::Binary(BinaryOp::Min, least, high) = inside.without_cast(*from) else { return None };
@@ -63,7 +63,7 @@ fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
 }
 
 /// Matches the sum of rounded numbers and an integer that is the same in all lanes and between two ends.
-fn rounded_and_shifted(x: &Expr, ends: [f64; 2], lane: Option<LoopId>) -> Option<(&Expr, &Expr)> {
+pub(super) fn rounded_and_shifted(x: &Expr, ends: [f64; 2], lane: Option<LoopId>) -> Option<(&Expr, &Expr)> {
     let Expr::Binary(BinaryOp::Add, x, shift) = x else { return None };
     let Expr::Unary(UnaryOp::Round, x) = x.without_cast(DType::F32) else { return None };
     let shift = shift.without_cast(DType::F32);
@@ -165,7 +165,7 @@ impl Generator<'_> {
     /// Evaluates a number that is rounded to an integer next. A quotient whose divisor is the same in all
     /// lanes is a product with the reciprocal, corrected by the remainder: the correctly rounded quotient,
     /// unless it is above [`MOST_CORRECTED`] or the remainder is subnormal.
-    fn rounded_next(&mut self, x: &Expr, dtype: DType) -> LaneOperand {
+    pub(super) fn rounded_next(&mut self, x: &Expr, dtype: DType) -> LaneOperand {
         let Expr::Binary(BinaryOp::Div, dividend, divisor) = x.without_cast(dtype) else {
             return self.eval(x, dtype);
         };

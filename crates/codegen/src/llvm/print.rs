@@ -593,6 +593,15 @@ impl LlvmPrinter<'_> {
                 let least = self.intrinsic("llvm.umin", vec![LLVMTypeOf(x[0])], vec![x[0], most]);
                 LLVMBuildTrunc(b, least, ty, UNNAMED)
             }
+            SsaOp::PackSaturated { unsigned } => {
+                let name = match (of(0).kind, unsigned) {
+                    (LaneKind::I32, _) => "packssdw",
+                    (_, false) => "packsswb",
+                    (_, true) => "packuswb",
+                };
+                self.intrinsic(&format!("llvm.x86.avx512.{name}.512"), Vec::new(), x)
+            }
+            SsaOp::AddSaturated => self.intrinsic("llvm.sadd.sat", vec![ty], x),
             SsaOp::ToIntegerInRange => LLVMBuildFPToSI(b, x[0], ty, UNNAMED),
             SsaOp::ToIntegerOrLeast { nearest } => self.integer_or_least(*nearest, x[0], of(0).lanes),
             SsaOp::Convert => self.convert(x[0], of(0), result.expect("it gives a number")),

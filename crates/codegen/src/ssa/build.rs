@@ -628,6 +628,13 @@ impl Builder {
         self.compute(SsaOp::TruncateSaturated, smallvec![x], ty)
     }
 
+    /// Packs two vectors of signed integers with saturation: see [`SsaOp::PackSaturated`].
+    pub fn pack_saturated(&self, a: Id, b: Id, unsigned: bool) -> Id {
+        let from = self.type_of(a);
+        let half = if from.kind == LaneKind::I32 { Type::I16 } else { Type::I8 };
+        self.compute(SsaOp::PackSaturated { unsigned }, smallvec![a, b], half.vector(2 * from.lanes))
+    }
+
     /// Extends an integer to more bits.
     pub fn extend(&self, x: Id, ty: Type, is_signed: bool) -> Id {
         self.compute(if is_signed { SsaOp::ExtendSigned } else { SsaOp::ExtendUnsigned }, smallvec![x], ty)

@@ -236,6 +236,11 @@ fn lanes_fit(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
         (SsaOp::Truncate | SsaOp::TruncateSaturated, [a], Some(to)) => {
             is_integer(*a) && is_integer(to) && a.lanes == to.lanes
         }
+        (SsaOp::PackSaturated { unsigned }, [a, b], Some(to)) => {
+            let of = [(Type::I32.vector(16), Type::I16.vector(32)), (Type::I16.vector(32), Type::I8.vector(64))];
+            a == b && of.contains(&(*a, to)) && !(*unsigned && a.kind == LaneKind::I32)
+        }
+        (SsaOp::AddSaturated, [a, b], Some(to)) => *a == to && *b == to && to == Type::I16.vector(32),
         (SsaOp::ExtendSigned | SsaOp::ExtendUnsigned, [a], Some(to)) => {
             is_integer(*a) && is_integer(to) && a.lanes == to.lanes && a.kind.bytes() < to.kind.bytes()
         }

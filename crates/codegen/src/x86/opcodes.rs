@@ -197,6 +197,19 @@ pub const fn narrow_saturated(from: usize, to: usize) -> Opcode {
     Opcode { opcode: opcode - 0x20, ..narrow(from, to) }
 }
 
+/// `vpackssdw`, `vpacksswb`, `vpackuswb`
+pub const fn pack_saturated(from: LaneKind, unsigned: bool) -> Opcode {
+    let code = match (from, unsigned) {
+        (LaneKind::I32, _) => 0x6b,
+        (_, false) => 0x63,
+        (_, true) => 0x67,
+    };
+    opcode(1, 1, code, false)
+}
+
+/// `vpaddsw`
+pub const ADD_SATURATED: Opcode = opcode(1, 1, 0xed, false);
+
 /// `vpaddd`, `vpaddq`
 pub const fn add_integers(wide: bool) -> Opcode {
     opcode(1, 1, if wide { 0xd4 } else { 0xfe }, wide)

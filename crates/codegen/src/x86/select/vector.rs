@@ -119,6 +119,15 @@ impl Selector<'_> {
                 let op = narrow_saturated(from.kind.bytes(), ty.kind.bytes());
                 self.emit(Inst::new(MachineOp::Narrow(op), d, &[x], width(from)));
             }
+            Ssa::PackSaturated { unsigned } => {
+                let op = pack_saturated(self.ty(operand(0)).kind, *unsigned);
+                let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
+                self.emit(Inst::new(MachineOp::Binary(op), d, &[a, b], w));
+            }
+            Ssa::AddSaturated => {
+                let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
+                self.emit(Inst::new(MachineOp::Binary(ADD_SATURATED), d, &[a, b], w));
+            }
             Ssa::ExtendSigned | Ssa::ExtendUnsigned => self.widen_into(d, inst, ty)?,
             Ssa::Truncate => {
                 let x = self.reg(operand(0))?;
