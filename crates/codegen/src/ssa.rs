@@ -359,9 +359,9 @@ pub enum SsaOp {
     Truncate,
     /// Truncation of an unsigned integer to fewer bits, with saturation.
     TruncateSaturated,
-    /// Concatenation of two vectors of signed integers, truncated to half of the bits with saturation: each 16
-    /// bytes hold the lanes of 16 bytes of the first operand, then those of the second. Vectors of 512 bits of
-    /// 32-bit integers, or of 16-bit ones; AVX-512 only.
+    /// Concatenation of two vectors of signed integers, truncated to half of the bits with saturation: each
+    /// 16 bytes hold the lanes of 16 bytes of the first operand, then those of the second. Vectors of 512
+    /// bits of 32-bit integers, or of 16-bit ones; AVX-512 only.
     PackSaturated {
         /// Whether the result is unsigned; only of 16-bit integers.
         unsigned: bool,

@@ -757,8 +757,8 @@ fn rounded_quotients_are_those_of_a_division() {
     }
 }
 
-/// Checks that rounded numbers in four vectors are stored as bytes together, wherever these lie: ties, both ends
-/// of the type, numbers beyond all integers and NaN.
+/// Checks that rounded numbers in four vectors are stored as bytes together, wherever these lie: ties, both
+/// ends of the type, numbers beyond all integers and NaN.
 #[test]
 fn four_vectors_of_rounded_numbers_become_bytes() {
     let mut numbers = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 3e9, -3e9, 1e5, -1e5];

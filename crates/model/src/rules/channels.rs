@@ -1,8 +1,9 @@
-//! Channels padded to whole blocks, where depthwise convolutions of integers need them.
+//! Channels padded to whole blocks, in networks of integers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use tilewright_graph::{DType, Tensor};
+use tilewright_ir::expr::ReduceOp;
 
 use crate::net::{Kind, Net, Node, ValueId};
 
@@ -12,9 +13,12 @@ const BLOCK: i64 = 16;
 /// Least number of channels per channel that is added.
 const LEAST_PER_ADDED: i64 = 4;
 
-/// Adds channels of zeros to images that depthwise convolutions of integers read or write, up to whole
-/// blocks, if all operations around can have them: those that compute the images, and those that read them,
-/// of which convolutions have weights of 0 for what was added.
+/// Adds channels to images up to whole blocks, if all operations around can have them: those that compute the
+/// images, and those that read them, of which convolutions have weights of 0 for what was added. These are
+/// images that depthwise convolutions read or write in networks of integers, and those of which convolutions
+/// read some channels twice, for weights of 9 bits: the second ones are then among the added channels.
+///
+/// Added channels are copies of others, so that the least and the largest number of an image stay the same.
 pub(super) fn pad_channels(net: &mut Net) -> usize {
     if net.open_size.is_some() {
         return 0;
@@ -23,33 +27,55 @@ pub(super) fn pad_channels(net: &mut Net) -> usize {
     let mut is_seen = vec![false; net.values.len()];
     let mut regions = Vec::new();
     for node in &net.nodes {
-        let Some(n_channels) = odd_channels(net, node) else { continue };
-        if is_seen[node.output().0] {
+        let Some(id) = seed(net, node) else { continue };
+        let n_channels = net.shape(id)[1];
+        if is_seen[id.0] {
             continue;
         }
         let images = Images { net, n_channels, producers: &producers, readers: &readers };
-        let region = images.around(node.output());
-        is_seen[node.output().0] = true;
-        if let Some(region) = region {
-            region.iter().for_each(|id| is_seen[id.0] = true);
-            regions.push((n_channels, region));
+        is_seen[id.0] = true;
+        if let Some(region) = images.around(id).and_then(|sizes| images.region(sizes)) {
+            region.sizes.keys().for_each(|id| is_seen[id.0] = true);
+            regions.push(region);
         }
     }
-    regions.iter().for_each(|(n_channels, region)| pad(net, *n_channels, region));
+    regions.iter().for_each(|region| pad(net, region));
+    if !regions.is_empty() {
+        // Gathers through which nothing is read any more.
+        net.prune();
+    }
     regions.len()
 }
 
-/// Number of channels of a depthwise convolution of integers, if blocks would be left with a few.
-fn odd_channels(net: &Net, node: &Node) -> Option<i64> {
-    let n_channels = net.shape(node.output()).get(1).copied()?;
-    let added = in_blocks(n_channels) - n_channels;
-    let is_odd = added > 0 && added * LEAST_PER_ADDED <= n_channels;
-    (is_odd && is_depthwise(net, node) && net.value(node.input(1)).dtype == DType::I8).then_some(n_channels)
+/// Image from which a region of images to pad may begin: the result of a depthwise convolution, or the
+/// operand of a gather of channels.
+fn seed(net: &Net, node: &Node) -> Option<ValueId> {
+    if net.shape(node.output()).len() != 4 {
+        return None;
+    }
+    match &node.kind {
+        Kind::Conv(_) => is_depthwise(net, node).then(|| node.output()),
+        _ => gathered_channels(net, node).map(|_| node.input(0)),
+    }
+}
+
+/// Channels that a gather with constant places takes from an image.
+fn gathered_channels(net: &Net, node: &Node) -> Option<Vec<usize>> {
+    let Kind::Gather { axis: 1, by_element: false } = node.kind else { return None };
+    let places = net.value(node.input(1)).constant.as_ref()?;
+    let n_channels = *net.shape(node.input(0)).get(1)?;
+    (net.shape(node.input(0)).len() == 4 && places.shape().len() == 1).then_some(())?;
+    places.i64s().into_iter().map(|at| (0..n_channels).contains(&at).then_some(at as usize)).collect()
 }
 
 /// Number of channels in whole blocks.
 fn in_blocks(n_channels: i64) -> i64 {
     (n_channels + BLOCK - 1) / BLOCK * BLOCK
+}
+
+/// Whether an operand holds weights of integers.
+fn has_integer_weights(net: &Net, node: &Node) -> bool {
+    matches!(node.kind, Kind::Conv(_)) && net.value(node.input(1)).dtype == DType::I8
 }
 
 fn is_depthwise(net: &Net, node: &Node) -> bool {
@@ -71,35 +97,148 @@ struct Images<'a> {
     readers: &'a [Vec<usize>],
 }
 
+/// Values that get channels together.
+struct Region {
+    n_channels: i64,
+    /// Dimension of the channels of each value, and the number of its elements per channel there.
+    sizes: BTreeMap<ValueId, (usize, i64)>,
+    /// Channel that each channel is equal to, the added ones included.
+    sources: Vec<usize>,
+    through: Through,
+}
+
+/// Convolutions that read channels of an image through a gather: the image, and for each of its channels the
+/// one of the gather; `None` for those that they do not read.
+type Through = BTreeMap<usize, (ValueId, Vec<Option<usize>>)>;
+
 impl Images<'_> {
-    /// Images that must get channels together with one of them; `None` if one of these cannot.
-    fn around(&self, first: ValueId) -> Option<BTreeSet<ValueId>> {
-        let (mut found, mut left) = (BTreeSet::new(), vec![first]);
+    /// Values that must get channels together with one of them, as [`Region::sizes`]; `None` if one of these
+    /// cannot.
+    fn around(&self, first: ValueId) -> Option<BTreeMap<ValueId, (usize, i64)>> {
+        let (mut found, mut left) = (BTreeMap::new(), vec![first]);
         while let Some(id) = left.pop() {
-            if !found.insert(id) {
+            if found.contains_key(&id) {
                 continue;
             }
-            let is_inner = !self.net.outputs.contains(&id) && self.is_image(id);
+            let dim = if self.is_image(id) { 1 } else { self.channels_of_vector(id)? };
+            found.insert(id, (dim, 1));
+            let is_inner = !self.net.outputs.contains(&id) && self.net.value(id).constant.is_none();
             let producer = &self.net.nodes[self.producers[id.0].filter(|_| is_inner)?];
             left.extend(self.beside(producer)?);
             for &reader in &self.readers[id.0] {
                 let node = &self.net.nodes[reader];
-                let is_end = is_dense(node) && node.input(0) == id && !node.inputs[1..].contains(&Some(id));
-                if !is_end {
+                if let Some(list) = self.list_of_extremes(node) {
+                    found.insert(list, (0, self.net.value(list).n_elements() / self.n_channels));
+                } else if !self.is_end(id, node)? {
                     left.extend(self.beside(node)?);
-                } else if self.net.value(node.input(1)).constant.is_none() {
-                    return None;
                 }
             }
         }
         Some(found)
     }
 
+    /// Whether a reader of an image takes added channels without having them in its result; `None` if it
+    /// would have to, but cannot.
+    fn is_end(&self, id: ValueId, node: &Node) -> Option<bool> {
+        let is_first = node.input(0) == id && !node.inputs[1..].contains(&Some(id));
+        match &node.kind {
+            Kind::Conv(_) if is_dense(node) && is_first => {
+                self.net.value(node.input(1)).constant.is_some().then_some(true)
+            }
+            Kind::Reduce(op, dims) if dims.contains(&1) => is_extreme(*op).then_some(true),
+            _ => Some(is_first && gathered_channels(self.net, node).is_some()),
+        }
+    }
+
+    /// All elements of an image as a list, if only their least or largest is read.
+    fn list_of_extremes(&self, node: &Node) -> Option<ValueId> {
+        let list = node.output();
+        let is_list = matches!(node.kind, Kind::View) && *self.net.shape(list) == [self.net.value(list).n_elements()];
+        let mut users = self.readers[list.0].iter().map(|&at| &self.net.nodes[at].kind);
+        let are_extremes = users.all(|kind| matches!(kind, Kind::Reduce(op, _) if is_extreme(*op)));
+        (is_list && self.is_image(node.input(0)) && are_extremes && !self.net.outputs.contains(&list)).then_some(list)
+    }
+
+    /// Dimension of the channels of a computed value with a number for each.
+    fn channels_of_vector(&self, id: ValueId) -> Option<usize> {
+        let at = self.net.shape(id).iter().position(|d| *d == self.n_channels)?;
+        (self.net.value(id).n_elements() == self.n_channels).then_some(at)
+    }
+
+    /// Region of images, with the channels to add; `None` if there is nothing to gain.
+    fn region(&self, sizes: BTreeMap<ValueId, (usize, i64)>) -> Option<Region> {
+        let net = self.net;
+        let readers: Vec<usize> = sizes.keys().flat_map(|id| &self.readers[id.0]).copied().collect();
+        let own: Vec<usize> = (0..self.n_channels as usize).collect();
+        let gathers = readers.iter().filter_map(|&at| Some((at, gathered_channels(net, &net.nodes[at])?))).collect();
+        let (mut sources, mut through) = self.all_through(&gathers, &own).unwrap_or((own.clone(), BTreeMap::new()));
+        if !self.pays(sources.len()) {
+            (sources, through) = (own, BTreeMap::new());
+        }
+        let producers = sizes.keys().filter_map(|id| self.producers[id.0]);
+        let around: Vec<&Node> =
+            producers.chain(readers).chain(through.keys().copied()).map(|at| &net.nodes[at]).collect();
+        let has_depthwise = around.iter().any(|node| is_depthwise(net, node) && self.is_image(node.output()));
+        let is_of_integers = around.iter().any(|node| has_integer_weights(net, node));
+        let is_needed = is_of_integers && (has_depthwise || !through.is_empty()) && self.pays(sources.len());
+        let n_padded = in_blocks(sources.len() as i64) as usize;
+        sources.resize(n_padded, self.n_channels as usize - 1);
+        through.values_mut().for_each(|(_, from)| from.resize(n_padded, None));
+        is_needed.then_some(Region { n_channels: self.n_channels, sizes, sources, through })
+    }
+
+    /// Whether images with this many channels of use should have them in whole blocks.
+    fn pays(&self, n_channels: usize) -> bool {
+        let added = in_blocks(n_channels as i64) - self.n_channels;
+        added > 0 && added * LEAST_PER_ADDED <= self.n_channels
+    }
+
+    /// Channels of the images with those that are read again through gathers, as [`Region::sources`], and the
+    /// convolutions that do, as [`Region::through`]; `None` if a gather has other readers.
+    fn all_through(&self, gathers: &BTreeMap<usize, Vec<usize>>, own: &[usize]) -> Option<(Vec<usize>, Through)> {
+        let (mut sources, mut through) = (own.to_vec(), BTreeMap::new());
+        for (&at, places) in gathers {
+            let [image, gathered] = [self.net.nodes[at].input(0), self.net.nodes[at].output()];
+            (!self.net.outputs.contains(&gathered)).then_some(())?;
+            for &reader in &self.readers[gathered.0] {
+                through.insert(reader, (image, self.read_through(places, gathered, reader, &mut sources)?));
+            }
+        }
+        Some((sources, through))
+    }
+
+    /// Column of the weights of a convolution that reads gathered channels for each channel of the image, to
+    /// which copies of those that it reads again are added; `None` if the reader is no such convolution.
+    fn read_through(
+        &self,
+        places: &[usize],
+        gathered: ValueId,
+        reader: usize,
+        sources: &mut Vec<usize>,
+    ) -> Option<Vec<Option<usize>>> {
+        let node = &self.net.nodes[reader];
+        let is_first = node.input(0) == gathered && !node.inputs[1..].contains(&Some(gathered));
+        (is_dense(node) && is_first).then_some(())?;
+        let weights = self.net.value(node.input(1)).constant.as_ref()?;
+        let is_read = columns_in_use(weights);
+        let mut from = vec![None; sources.len()];
+        for (column, &place) in places.iter().enumerate().filter(|(column, _)| is_read[*column]) {
+            let is_free = |at: &usize| sources[*at] == place && from[*at].is_none();
+            let at = (0..sources.len()).find(is_free).unwrap_or_else(|| {
+                sources.push(place);
+                sources.len() - 1
+            });
+            from.resize(sources.len(), None);
+            from[at] = Some(column);
+        }
+        Some(from)
+    }
+
     fn is_image(&self, id: ValueId) -> bool {
         matches!(*self.net.shape(id), [_, c, _, _] if c == self.n_channels)
     }
 
-    /// Images of a node that have the channels of its result; `None` if it cannot have more of them.
+    /// Values of a node that have the channels of its result; `None` if it cannot have more of them.
     fn beside(&self, node: &Node) -> Option<Vec<ValueId>> {
         let net = self.net;
         let is_constant = |id: ValueId| net.value(id).constant.is_some();
@@ -108,21 +247,23 @@ impl Images<'_> {
         let inputs: Vec<ValueId> = node.inputs.iter().copied().collect::<Option<_>>()?;
         let along = |id: ValueId| along(net, node, id, self.n_channels);
         let of_channels = |id: &ValueId| net.value(*id).n_elements() == 1 || along(*id).is_some();
+        let is_computed = |id: &ValueId| along(*id).is_some() && !is_constant(*id);
         match &node.kind {
             Kind::Conv(_) => {
-                let are_known = inputs[1..].iter().all(|id| is_constant(*id));
                 let fits = inputs[2..].iter().all(of_channels) && (is_dense(node) || is_depthwise(net, node));
-                let images = if is_dense(node) { vec![output] } else { all(&inputs[..1]) };
-                (are_known && fits && self.is_image(output)).then_some(images)
+                let mut images: Vec<ValueId> = inputs[2..].iter().copied().filter(is_computed).collect();
+                images.extend((!is_dense(node)).then_some(inputs[0]));
+                (is_constant(inputs[1]) && fits && self.is_image(output)).then(|| all(&images))
+            }
+            Kind::Map(_) if self.is_image(output) => {
+                let (mut images, others): (Vec<ValueId>, Vec<ValueId>) =
+                    inputs.iter().partition(|id| self.is_image(**id) && !is_constant(**id));
+                images.extend(others.iter().copied().filter(is_computed));
+                others.iter().all(|id| along(*id).is_some() || self.is_broadcast(*id)).then(|| all(&images))
             }
             Kind::Map(_) => {
-                let (images, others): (Vec<ValueId>, Vec<ValueId>) =
-                    inputs.iter().partition(|id| self.is_image(**id) && !is_constant(**id));
-                let is_alike = |id: &ValueId| match along(*id) {
-                    Some(_) => is_constant(*id),
-                    None => self.is_broadcast(*id),
-                };
-                others.iter().all(is_alike).then(|| all(&images))
+                let vectors: Vec<ValueId> = inputs.iter().copied().filter(is_computed).collect();
+                inputs.iter().all(of_channels).then(|| all(&vectors))
             }
             Kind::Window(_, windows) if windows.kernel[1] == 1 && windows.strides[1] == 1 => Some(all(&inputs)),
             Kind::Reduce(_, dims) if dims.iter().all(|d| *d >= 2) => Some(all(&inputs)),
@@ -141,76 +282,107 @@ impl Images<'_> {
     }
 }
 
+/// Whether a reduction finds the least or the largest element.
+fn is_extreme(op: ReduceOp) -> bool {
+    matches!(op, ReduceOp::Min | ReduceOp::Max)
+}
+
+/// Whether each input channel of constant weights `[outputs, inputs, …]` has one that is not 0.
+fn columns_in_use(weights: &Tensor) -> Vec<bool> {
+    let (numbers, n_columns) = (weights.floats(), weights.shape()[1]);
+    let area: usize = weights.shape()[2..].iter().product();
+    let mut is_read = vec![false; n_columns];
+    numbers.iter().enumerate().for_each(|(at, x)| is_read[at / area % n_columns] |= *x != 0.0);
+    is_read
+}
+
 /// Dimension of the channels of a node's operand that has an element for each of them.
 fn along(net: &Net, node: &Node, id: ValueId, n_channels: i64) -> Option<usize> {
-    let shape = net.shape(id);
+    let (shape, rank) = (net.shape(id), net.shape(node.output()).len());
     let at = match (shape.len(), &node.kind) {
         (1, Kind::Conv(_)) => 0,
-        (rank, _) => rank.checked_sub(3)?,
+        // A map of vectors, in which the channels are the last of as many dimensions as the result has.
+        (own, Kind::Map(_)) if rank != 4 => {
+            let of_result = net.shape(node.output()).iter().position(|d| *d == n_channels)?;
+            (of_result + own).checked_sub(rank)?
+        }
+        (own, _) => own.checked_sub(3)?,
     };
-    (shape[at] == n_channels && net.value(id).n_elements() == n_channels).then_some(at)
+    (shape.get(at) == Some(&n_channels) && net.value(id).n_elements() == n_channels).then_some(at)
 }
 
 /// Adds channels to images, and to the constants of the nodes that compute and read them.
-fn pad(net: &mut Net, n_channels: i64, region: &BTreeSet<ValueId>) {
-    let n_padded = in_blocks(n_channels);
+fn pad(net: &mut Net, region: &Region) {
+    let Region { n_channels, sizes, sources, through } = region;
+    let copies: Vec<Option<usize>> = sources.iter().copied().map(Some).collect();
+    let own: Vec<Option<usize>> = (0..sources.len()).map(|at| (at < *n_channels as usize).then_some(at)).collect();
     let mut made = BTreeMap::new();
     for at in 0..net.nodes.len() {
         let node = net.nodes[at].clone();
-        let is_of = |id: Option<ValueId>| id.is_some_and(|id| region.contains(&id));
-        let (is_result, reads) = (is_of(node.outputs.first().copied()), is_of(node.inputs.first().copied().flatten()));
+        let is_of = |id: Option<ValueId>| id.is_some_and(|id| sizes.contains_key(&id));
+        let is_result = is_of(node.outputs.first().copied());
         let is_conv = matches!(node.kind, Kind::Conv(_));
-        if !(is_result || is_conv && reads) {
+        let reads = is_conv && is_dense(&node) && is_of(node.inputs.first().copied().flatten());
+        let is_moved = matches!(node.kind, Kind::View | Kind::Gather { .. });
+        if is_moved || !(is_result || reads || through.contains_key(&at)) {
             continue;
         }
         for slot in 0..node.inputs.len() {
-            let id = node.input(slot);
-            if net.value(id).constant.is_none() || matches!(node.kind, Kind::Gather { .. }) {
+            let mut id = node.input(slot);
+            if net.value(id).constant.is_none() {
                 continue;
             }
-            let is_weights = is_conv && slot == 1;
-            let mut sizes = net.shape(id).to_vec();
-            if is_weights {
-                sizes[0] = if is_result { n_padded } else { sizes[0] };
-                sizes[1] = if reads && is_dense(&node) { n_padded } else { sizes[1] };
-            } else if let (true, Some(dim)) = (is_result, along(net, &node, id, n_channels)) {
-                sizes[dim] = n_padded;
+            let mut taken = |net: &mut Net, id: ValueId, dim: usize, from: &[Option<usize>]| {
+                *made.entry((id, dim, from.to_vec())).or_insert_with(|| with_channels(net, id, dim, from))
+            };
+            match is_conv && slot == 1 {
+                true => {
+                    if let Some((_, from)) = through.get(&at) {
+                        id = taken(net, id, 1, from);
+                    } else if reads {
+                        id = taken(net, id, 1, &own);
+                    }
+                    if is_result {
+                        id = taken(net, id, 0, &copies);
+                    }
+                }
+                false => {
+                    if let (true, Some(dim)) = (is_result, along(net, &node, id, *n_channels)) {
+                        id = taken(net, id, dim, &copies);
+                    }
+                }
             }
-            if sizes != net.shape(id) {
-                let new =
-                    *made.entry((id, sizes)).or_insert_with_key(|(id, sizes)| padded(net, *id, sizes, !is_weights));
-                net.nodes[at].inputs[slot] = Some(new);
-            }
+            net.nodes[at].inputs[slot] = Some(id);
+        }
+        if let Some((image, _)) = through.get(&at) {
+            net.nodes[at].inputs[0] = Some(*image);
         }
         let is_depthwise = is_result && is_depthwise(net, &node);
         if let (Kind::Conv(conv), true) = (&mut net.nodes[at].kind, is_depthwise) {
-            conv.groups = n_padded;
+            conv.groups = sources.len() as i64;
         }
     }
-    region.iter().for_each(|id| net.values[id.0].shape[1] = n_padded);
+    sizes.iter().for_each(|(id, (dim, each))| net.values[id.0].shape[*dim] = sources.len() as i64 * each);
 }
 
-/// Adds a constant of larger sizes, with zeros behind the elements of another one, or its last elements
-/// repeated.
-fn padded(net: &mut Net, id: ValueId, sizes: &[i64], repeats: bool) -> ValueId {
+/// Adds a constant whose elements along a dimension are those of another one at these places, or zeros.
+fn with_channels(net: &mut Net, id: ValueId, dim: usize, from: &[Option<usize>]) -> ValueId {
     let value = net.value(id).clone();
-    let from = value.constant.as_ref().expect("invariant: only constants are padded");
-    let width = from.bytes().len() / from.n_elements();
-    let n = sizes.iter().product::<i64>() as usize;
-    let mut bytes = vec![0; n * width];
-    for (at, to) in bytes.chunks_mut(width).enumerate() {
-        let (mut rest, mut place, mut stride, mut is_behind) = (at as i64, 0, 1, false);
-        for (own, size) in value.shape.iter().zip(sizes).rev() {
-            let index = rest % size;
-            is_behind |= index >= *own;
-            place += index.min(own - 1) * stride;
-            (rest, stride) = (rest / size, stride * own);
-        }
-        if repeats || !is_behind {
-            to.copy_from_slice(&from.bytes()[place as usize * width..][..width]);
+    let tensor = value.constant.as_ref().expect("invariant: only constants get channels");
+    let mut shape = value.shape.clone();
+    let inside = shape[dim + 1..].iter().product::<i64>() as usize * (tensor.bytes().len() / tensor.n_elements());
+    let own = shape[dim] as usize;
+    shape[dim] = from.len() as i64;
+    let mut bytes = Vec::with_capacity(tensor.bytes().len() / own * from.len());
+    for outer in tensor.bytes().chunks(own * inside) {
+        for place in from {
+            match place {
+                Some(place) => bytes.extend_from_slice(&outer[place * inside..][..inside]),
+                None => bytes.resize(bytes.len() + inside, 0),
+            }
         }
     }
-    let new = net.add_value(&value.name, value.dtype, sizes);
+    let new = net.add_value(&value.name, value.dtype, &shape);
     net.values[new.0].constant = Tensor::new(net.value(new).ty(), bytes.into());
     new
 }
