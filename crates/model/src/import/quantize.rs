@@ -2,8 +2,8 @@
 
 use tilewright_graph::op::{Binary, ConvShape, QLinearConv, QuantizeLinear, ReduceKind, Scaling, Unary};
 use tilewright_graph::{DType, Float8, Graph, Op, Tensor, ValueId as GraphValueId};
-use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
+use tilewright_ir::{DType as ElementType, Expr};
 
 use super::job::NodeImport;
 use crate::net::{Kind, ValueId};
@@ -29,15 +29,19 @@ pub(super) struct IntegerFactor {
     pub scales: ValueId,
 }
 
-/// Rounds a number within a format's range to its nearest one, ties to even.
+/// Bits of the significand of an f32, without the first one.
+const F32_MANTISSA: i32 = 23;
+
+/// Rounds a number within a format's range to its nearest one, ties to even. From the least exponent on, a
+/// sum rounded to f32 does it: of the number and a multiple of it by a power of two, whose last bit is worth
+/// a step of the format. Smaller numbers are multiples of the same step.
 fn float8(format: Float8, x: &Expr) -> Expr {
-    let distance = |exponent: i32| number(2_f64.powi(exponent - format.mantissa));
-    let most = format.most.log2() as i32;
-    let around = (format.least_exponent + 1..=most).rev().fold(distance(most), |of_larger, exponent| {
-        let bound = number(2_f64.powi(exponent));
-        where_less(of(UnaryOp::Abs, x.clone()), bound, distance(exponent - 1), of_larger)
-    });
-    mul(of(UnaryOp::Round, Expr::binary(BinaryOp::Div, x.clone(), around.clone())), around)
+    let power = |exponent: i32| number(2_f64.powi(exponent));
+    let large = mul(x.clone(), power(F32_MANTISSA - format.mantissa));
+    let rounded = sub(Expr::cast(ElementType::F32, add(large.clone(), x.clone())), large);
+    let step = format.least_exponent - format.mantissa;
+    let multiple = mul(of(UnaryOp::Round, mul(x.clone(), power(-step))), power(step));
+    where_less(of(UnaryOp::Abs, x.clone()), power(format.least_exponent), multiple, rounded)
 }
 
 /// Maximum number of operators through which a value is followed to one that is not negative.
