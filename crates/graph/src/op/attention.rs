@@ -8,7 +8,8 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Scaled dot-product attention (ONNX `Attention`), `softmax(scale · Q·Kᵀ + mask) · V`. Inputs: 0 to 2
 /// queries, keys and values, `[batch, heads, sequence, head_size]` or `[batch, sequence, heads · head_size]`;
 /// 3 a mask that broadcasts to `[batch, heads, queries, keys]`, boolean or added; 4 and 5 past keys and
-/// values; 6 the number of keys of each sequence that are not padding. Outputs: the result, present keys and
+/// values; 6 the number of keys of each sequence that are not padding; 7, of grouped attention, a number for
+/// each head whose exponential the softmax adds to its sum. Outputs: the result, present keys and
 /// values (past ones first), and the query-key products.
 #[derive(Debug, Clone)]
 pub struct Attention {
@@ -256,6 +257,7 @@ impl Attention {
         queries: &[f64],
         [k, v]: [&[f64]; 2],
         added: &[f64],
+        sink: Option<&[f64]>,
     ) -> (Vec<f64>, Vec<f64>) {
         let AttentionSizes { q: [batch, n_heads, steps, depth], k: [_, n_kv, ..], v: [.., width], .. } = *sizes;
         let total = sizes.total();
@@ -284,8 +286,9 @@ impl Attention {
             }
             // The result of a query that sees no key is zero.
             let sees_none = added.iter().all(|&x| x == f64::NEG_INFINITY);
-            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|x| (x - largest).exp()).sum();
+            let sink = sink.map_or(f64::NEG_INFINITY, |sink| sink[head]);
+            let largest = scores.iter().copied().fold(sink, f64::max);
+            let sum = scores.iter().map(|x| (x - largest).exp()).sum::<f64>() + (sink - largest).exp();
             for (j, x) in scores.iter().enumerate() {
                 let weight = if sees_none { 0.0 } else { (x - largest).exp() / sum };
                 if self.products == Products::Softmax {
@@ -324,7 +327,8 @@ impl Operation for Attention {
         let shape = [batch, n_heads, steps, sizes.total()];
         let mut added = mask(inputs, &shape)?;
         self.hide(inputs, &sizes, &mut added)?;
-        let (out, shown) = self.attend(&sizes, &queries, [&keys.floats(), &values.floats()], &added);
+        let sink = inputs.optional_tensor(7)?.map(Tensor::floats);
+        let (out, shown) = self.attend(&sizes, &queries, [&keys.floats(), &values.floats()], &added, sink.as_deref());
         let out = Tensor::from_floats(types[0].dtype, [batch, n_heads, steps, sizes.v[3]], &out);
         let out = if types[0].shape.len() == 4 {
             out

@@ -10,7 +10,8 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// keys and values. Inputs: 0 to 2 queries, keys and values, each `[batch, new, heads · depth]`, or all
 /// packed into the first; 3 and 4 past keys and values `[batch, heads, past, depth]`; 5 each sequence's
 /// length minus one; 6 the longest length; 7 and 8 cosines and sines of the rotary embedding; 9 positions; 10
-/// a bias added to the query-key products. Outputs: the result, and present keys and values.
+/// a bias added to the query-key products; 11 a number for each head (`head_sink`), whose exponential the
+/// softmax adds to its sum. Outputs: the result, and present keys and values.
 ///
 /// All sequences of a batch must have the same length.
 #[derive(Debug, Clone)]
@@ -19,6 +20,8 @@ pub struct GroupQueryAttention {
     pub attention: Attention,
     /// Rotary embedding of queries and keys, if any.
     pub rotary: Option<RotaryEmbedding>,
+    /// Whether the softmax adds 1, the exponential of 0, to its sum where no number is given for a head.
+    pub is_smooth: bool,
 }
 
 /// Sizes of an attention with a key-value cache.
@@ -46,7 +49,8 @@ fn import(node: &Import) -> Result<Op, OpError> {
     }
     // A cache that holds all tokens is one that never evicts any; a smaller one is refused with its sizes.
     let _ = node.flag("sliding_window_cache", false)?;
-    for name in ["smooth_softmax", "qk_output", "kv_cache_bit_width"] {
+    let is_smooth = node.int_or("smooth_softmax", 0)? > 0;
+    for name in ["qk_output", "kv_cache_bit_width"] {
         if node.int_or(name, 0)? > 0 {
             return Err(unsupported!("attribute `{name}` is not supported"));
         }
@@ -76,7 +80,7 @@ fn import(node: &Import) -> Result<Op, OpError> {
         left_window: (window > 0).then_some(window - 1),
         right_window: None,
     };
-    Ok(GroupQueryAttention { attention, rotary: turns.then_some(rotary) }.into())
+    Ok(GroupQueryAttention { attention, rotary: turns.then_some(rotary), is_smooth }.into())
 }
 
 pub(super) const ROWS: &[Operator] =
@@ -99,10 +103,13 @@ impl GroupQueryAttention {
     /// # Errors
     /// If inputs do not fit, lengths are not known, or sequences of a batch differ in length.
     pub fn sizes(&self, inputs: Inputs<'_>) -> Result<CacheSizes, OpError> {
-        if let Some(at) = (11..inputs.n_inputs()).find(|at| inputs.optional(*at).is_some()) {
+        if let Some(at) = (12..inputs.n_inputs()).find(|at| inputs.optional(*at).is_some()) {
             return Err(unsupported!("its input {} is not supported", at + 1));
         }
         let [n_q, n_kv] = self.n_heads();
+        if let Some(sink) = inputs.optional(11).filter(|sink| *sink.shape() != [n_q]) {
+            return Err(invalid!("its head_sink of shape {:?} has no number for each of {n_q} heads", sink.shape()));
+        }
         let &[batch, new, all] = inputs.shape(0)? else { return Err(invalid!("its queries have no three dimensions")) };
         let apart = |at: usize| heads_apart(inputs.shape(at)?, Some(n_kv));
         let is_packed = inputs.optional(1).is_none();
@@ -186,7 +193,10 @@ impl Operation for GroupQueryAttention {
             Ok(Some(copy_strided(all, &[batch, n_kv, n, depth], &by, from * depth)))
         };
         let (past_k, past_v) = (kept(3, depth, 0, past)?, kept(4, width, 0, past)?);
-        let given = [Some(&q), Some(&k), Some(&v), inputs.optional_tensor(10)?, past_k.as_ref(), past_v.as_ref()];
+        let zeros = self.is_smooth.then(|| Tensor::from_floats(x.dtype(), [n_q], &vec![0.0; n_q]));
+        let sink = inputs.optional_tensor(11)?.or(zeros.as_ref());
+        let bias = inputs.optional_tensor(10)?;
+        let given = [Some(&q), Some(&k), Some(&v), bias, past_k.as_ref(), past_v.as_ref(), None, sink];
         let facts = given.map(|x| x.map(|x| Fact { ty: x.ty(), value: Some(x) }));
         let mut found = self.attention.evaluate(Inputs(&facts))?;
         found.truncate(3);

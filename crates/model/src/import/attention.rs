@@ -165,7 +165,8 @@ impl NodeImport<'_> {
         let is_apart = self.shape(0)?.len() == 4;
         let [q, k, v] = [self.heads(q, op.n_q_heads)?, self.heads(k, op.n_kv_heads)?, self.heads(v, op.n_kv_heads)?];
         let [mask, past_k, past_v, valid] = [3, 4, 5, 6].map(|at| self.try_input(at));
-        self.attended(op, Attended { heads: [q, k, v], past: [past_k, past_v], n_past: None, mask, valid, is_apart })
+        let past = [past_k, past_v];
+        self.attended(op, Attended { heads: [q, k, v], past, n_past: None, mask, valid, sink: None, is_apart })
     }
 
     /// Lowers attention whose heads share keys and values, with rotary embeddings and a cache.
@@ -208,10 +209,13 @@ impl NodeImport<'_> {
         }
         let [q, k, v] = [(q, n_q), (k, n_kv), (v, n_kv)].map(|(x, n)| self.heads(x, Some(n as usize)));
         let past_of = [self.try_input(3), self.try_input(4)];
-        let mask = self.try_input(10);
-        let attended =
-            Attended { heads: [q?, k?, v?], past: past_of, n_past: Some(past), mask, valid: None, is_apart: false };
-        self.attended(&op.attention, attended)
+        let (mask, heads) = (self.try_input(10), [q?, k?, v?]);
+        let sink = match (self.try_input(11), op.is_smooth) {
+            (None, true) => Some(self.real_constant("sink", heads[0], &[n_q], &vec![0.0; n_q as usize])),
+            (given, _) => given,
+        };
+        let (valid, n_past) = (None, Some(past));
+        self.attended(&op.attention, Attended { heads, past: past_of, n_past, mask, valid, sink, is_apart: false })
     }
 
     /// Whether an input of the node depends on the size of the open dimension.
@@ -241,8 +245,7 @@ impl NodeImport<'_> {
 
     /// Attention of separate heads.
     fn attended(&mut self, op: &Attention, parts: Attended) -> Lowered {
-        let Attended { heads: [q, k, v], past: [past_k, past_v], n_past, mask, valid, is_apart } = parts;
-        let dtype = self.net.value(q).dtype;
+        let Attended { heads: [q, k, v], past: [past_k, past_v], n_past, mask, valid, sink, is_apart } = parts;
         self.need_real(q)?;
         self.need_same_type(q, k)?;
         self.need_same_type(q, v)?;
@@ -283,20 +286,7 @@ impl NodeImport<'_> {
                 self.step("masked", Kind::Map(masked), &inputs, &shape)
             }
         };
-        let kept = [b, h, s, 1];
-        let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, vec![3]), &[masked], &kept);
-        // The result of a query that sees no key is zero.
-        let (least, smallest) = match dtype {
-            DType::F32 => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
-            _ => (f64::MIN, f64::MIN_POSITIVE),
-        };
-        let finite = choose_if(less(input(1), number(least)), number(least), input(1));
-        let power = of(UnaryOp::Exp, Expr::binary(BinaryOp::Sub, input(0), finite));
-        let power = self.step("power", Kind::Map(power), &[masked, largest], &shape);
-        let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, vec![3]), &[power], &kept);
-        let share = Expr::binary(BinaryOp::Div, input(0), input(1));
-        let share = choose_if(less(input(1), number(smallest)), number(0.0), share);
-        let shares = self.step("shares", Kind::Map(share), &[power, sum], &shape);
+        let shares = self.shares(masked, sink)?;
         if let Some(to) = self.try_output(3) {
             let shown = match op.products {
                 Products::Plain | Products::Bounded => bounded,
@@ -316,6 +306,41 @@ impl NodeImport<'_> {
         let turned = self.turned_around("together", found, &[0, 2, 1, 3]);
         self.push(Kind::View, &[turned], to);
         Ok(())
+    }
+
+    /// Softmax of products over the keys; the exponential of a number for each head, if given, is added to
+    /// the sum.
+    fn shares(&mut self, masked: ValueId, sink: Option<ValueId>) -> Lowered<ValueId> {
+        let (shape, dtype) = (self.net.shape(masked).to_vec(), self.net.value(masked).dtype);
+        let [b, h, s, _] = self.sizes_of(masked)?;
+        let kept = [b, h, s, 1];
+        let mut largest = self.step("largest", Kind::Reduce(ReduceOp::Max, vec![3]), &[masked], &kept);
+        let sink = match sink {
+            None => None,
+            Some(sink) => {
+                self.need_same_type(masked, sink)?;
+                let sink = self.viewed("sink", sink, &[1, h, 1, 1]);
+                let larger = Expr::binary(BinaryOp::Max, input(0), input(1));
+                largest = self.step("larger", Kind::Map(larger), &[largest, sink], &kept);
+                Some(sink)
+            }
+        };
+        // The result of a query that sees no key is zero.
+        let (least, smallest) = match dtype {
+            DType::F32 => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
+            _ => (f64::MIN, f64::MIN_POSITIVE),
+        };
+        let finite = choose_if(less(input(1), number(least)), number(least), input(1));
+        let power = of(UnaryOp::Exp, Expr::binary(BinaryOp::Sub, input(0), finite));
+        let power = self.step("power", Kind::Map(power), &[masked, largest], &shape);
+        let mut sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, vec![3]), &[power], &kept);
+        if let Some(sink) = sink {
+            let more = of(UnaryOp::Exp, Expr::binary(BinaryOp::Sub, input(1), input(2)));
+            sum = self.step("more", Kind::Map(add(input(0), more)), &[sum, sink, largest], &kept);
+        }
+        let share = Expr::binary(BinaryOp::Div, input(0), input(1));
+        let share = choose_if(less(input(1), number(smallest)), number(0.0), share);
+        Ok(self.step("shares", Kind::Map(share), &[power, sum], &shape))
     }
 
     /// Lowers a rotary embedding: pairs of numbers rotated by the angles of their positions.
@@ -426,6 +451,8 @@ struct Attended {
     mask: Option<ValueId>,
     /// Number of keys of each sequence that are not padding.
     valid: Option<ValueId>,
+    /// Number for each head whose exponential the softmax adds to its sum.
+    sink: Option<ValueId>,
     /// Whether the heads of the queries, and thus of the results, are separate.
     is_apart: bool,
 }

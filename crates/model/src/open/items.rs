@@ -29,10 +29,6 @@ pub fn open_items<E: From<OpenError>>(
     mut lower: impl FnMut([i64; 2], &OpenDimension) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
     let mut whole = super::open(dim, |size| lower([1, size], dim))?;
-    if whole.has_divided_ports() {
-        let why = "has inputs or outputs of a fraction of the size beside a batch".to_owned();
-        return Err(OpenError::Node { node: "the model".to_owned(), why, name: dim.name.clone() }.into());
-    }
     let size = probes(dim, &[]).map_or(dim.most, |[size, _]| size);
     let ports = ports_of_items(items, |n| lower([n, size], items))?;
     has_items(&mut whole, items, ports)?;

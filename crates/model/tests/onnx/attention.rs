@@ -56,6 +56,15 @@ struct Drawn {
     cap: f64,
     scale: Option<f64>,
     bias: bool,
+    sink: Sink,
+}
+
+/// Number whose exponential the softmax of each head adds to its sum.
+#[derive(Clone, Copy, PartialEq)]
+enum Sink {
+    None,
+    Zero,
+    Given,
 }
 
 impl Drawn {
@@ -78,6 +87,7 @@ impl Drawn {
             cap: *[0.0, 0.0, 1.5].choose(random).unwrap(),
             scale: random.random_bool(0.3).then_some(0.25),
             bias: random.random_bool(0.3),
+            sink: *[Sink::None, Sink::None, Sink::Zero, Sink::Given].choose(random).unwrap(),
         }
     }
 
@@ -87,7 +97,9 @@ impl Drawn {
         let kv =
             if self.packed { String::new() } else { format!("k[{batch} {new} {0}], v[{batch} {new} {0}], ", n * d) };
         let bias = if self.bias { format!(", bias[1 {h} {new} {}]", past + new) } else { String::new() };
-        let inputs = format!("q[{batch} {new} {q}], {kv}pk[{batch} {n} {room} {d}], pv[{batch} {n} {room} {d}]{bias}");
+        let sink = if self.sink == Sink::Given { format!(", sink[{h}]") } else { String::new() };
+        let cache = format!("pk[{batch} {n} {room} {d}], pv[{batch} {n} {room} {d}]");
+        let inputs = format!("q[{batch} {new} {q}], {kv}{cache}{bias}{sink}");
         let all = room.max(past + new);
         let outputs = format!("y[{batch} {new} {}], ok[{batch} {n} {all} {d}], ov[{batch} {n} {all} {d}]", h * d);
         let mut named = format!(
@@ -100,11 +112,19 @@ impl Drawn {
         if let Some(scale) = self.scale {
             named += &format!(",scale={scale}");
         }
+        if self.sink == Sink::Zero {
+            named += ",smooth_softmax=1";
+        }
         let [k, v] = if self.packed { ["", ""] } else { ["k", "v"] };
         let tables = if self.rotary { "cos, sin" } else { ", " };
-        let bias = if self.bias { ", , bias" } else { "" };
+        let rest = match (self.bias, self.sink) {
+            (true, Sink::Given) => ", , bias, sink",
+            (true, _) => ", , bias",
+            (false, Sink::Given) => ", , , sink",
+            (false, _) => "",
+        };
         let call =
-            format!("com.microsoft.GroupQueryAttention[{named}](q, {k}, {v}, pk, pv, last, total, {tables}{bias})");
+            format!("com.microsoft.GroupQueryAttention[{named}](q, {k}, {v}, pk, pv, last, total, {tables}{rest})");
         let mut statements = String::new();
         if self.rotary {
             let half = d / 2;
@@ -156,7 +176,17 @@ impl Drawn {
                 let at = (i * new + s) * (past + new);
                 let added = bias.as_ref().map_or(vec![0.0; last], |bias| bias[at..at + last].to_vec());
                 let scale = self.scale.unwrap_or(1.0 / (d as f64).sqrt());
-                let found = attended(&query, &keys, &values, scale, self.cap, &added[first..]);
+                let sink = match self.sink {
+                    Sink::None => None,
+                    Sink::Zero => Some(0.0),
+                    Sink::Given => Some(of("sink").unwrap()[i]),
+                };
+                // It is the score of a key without a value.
+                let zeros = vec![0.0; d];
+                let [keys, values] =
+                    [keys, values].map(|all| all.into_iter().chain(sink.map(|_| &zeros[..])).collect::<Vec<_>>());
+                let added = [&added[first..], sink.as_slice()].concat();
+                let found = attended(&query, &keys, &values, scale, self.cap, &added);
                 y[((b * new + s) * h + i) * d..][..d].copy_from_slice(&found);
             }
         }
@@ -182,6 +212,7 @@ fn attention_of_many_heads_has_a_past() {
         let (rotary, packed) = (false, false);
         let drawn =
             Drawn { heads: [h, h], past, room: past, packed, rotary, window: -1, cap: 0.0, scale: None, ..drawn };
+        let drawn = Drawn { sink: Sink::None, ..drawn };
         let Drawn { batch, new, depth: d, .. } = drawn;
         let [one, all] = [h * d, past + new];
         let bias = if drawn.bias { format!(", bias[1 {h} {new} {all}]") } else { String::new() };

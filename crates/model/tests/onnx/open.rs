@@ -850,15 +850,17 @@ fn a_batch_that_cannot_be_open_is_repeated() {
 }
 
 #[test]
-fn outputs_of_half_the_length_are_not_open_beside_a_batch() {
+fn outputs_of_half_the_length_are_open_beside_a_batch() {
     let halves = "
         w = weights[8 4 3]
         t = Transpose[perm=0 2 1](x)
         c = Conv[kernel_shape=3, strides=2, pads=1 1](t, w)
         y = Transpose[perm=0 2 1](c)";
-    let graph = graph_of("x[n t 4]", "y[n m 8]", halves);
-    let refused = opened_items(&graph, &dim("n", 1, 4, 1), &dim("t", 2, 24, 2)).unwrap_err().to_string();
-    assert!(refused.contains("has inputs or outputs of a fraction of the size beside a batch"), "{refused}");
+    let (items, dim, ports) = (dim("n", 1, 4, 1), dim("t", 2, 24, 2), ["x[n t 4]", "y[n m 8]"]);
+    check_items(&items, &dim, ports, halves);
+    let graph = graph_of(ports[0], ports[1], halves);
+    let runs = [(24, 1), (6, 4), (2, 3), (24, 4)].map(|(size, n)| vec![("t", size), ("n", n)]);
+    check_library_of(&graph, opened_items(&graph, &items, &dim).unwrap(), &runs);
 }
 
 #[test]
