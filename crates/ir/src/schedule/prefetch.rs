@@ -13,6 +13,9 @@ use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Stmt};
 pub const LINE_BYTES: i64 = 64;
 /// Maximum number of cache lines that one iteration prefetches; more cost more than they gain.
 pub const MOST_PREFETCHED_LINES: i64 = 128;
+/// Number of iterations of a loop with an open extent that share what is prefetched; those after them prefetch
+/// it again, which costs little, and a run with few iterations prefetches nearly all of it.
+const TURN_OF_OPEN: i64 = 4;
 
 /// Applies [`Step::Prefetch`](super::Step::Prefetch).
 pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64, inside: &[String]) -> Result<(), Illegal> {
@@ -58,7 +61,11 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64, insid
                     return Err(fail(format!("`{innermost_name}` is not inside `{name}`")));
                 };
                 let most = ranges.upper(extent).ok_or_else(|| fail(format!("no bound is known of loop `{name}`")))?;
-                (at, n) = (at.scale(most).add(&Index::from(l)), n.saturating_mul(most));
+                let (turn, most) = match ranges.is_open(extent) && most > TURN_OF_OPEN {
+                    true => (Index::from(l).modulo(TURN_OF_OPEN), TURN_OF_OPEN),
+                    false => (Index::from(l), most),
+                };
+                (at, n) = (at.scale(most).add(&turn), n.saturating_mul(most));
             }
             is_there = true;
             let fetch = lines.fetch_part(loops[0], per_line, &at, n, innermost_name).map_err(fail)?;
