@@ -6,7 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::expr::ReduceOp;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::op::Workload;
-use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Role, Stmt, Target, interp, lower, verify};
+use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt, Target, interp, lower, verify};
 use tilewright_search::Config;
 use tilewright_tune::{Task, TemplateSetting};
 
@@ -99,6 +99,33 @@ fn guesses_use_vectors_and_threads() {
     let (_, softmax) = nests().find(|(name, _)| *name == "softmax").unwrap();
     let longer = softmax.to_string().replace("33", "3300");
     assert_eq!(n_guessed_of(Workload::parse(&longer).unwrap(), 2, LoopKind::Parallel), 1);
+}
+
+/// Checks that loops add to registers, though no loop over rows is around them.
+#[test]
+fn guesses_keep_sums_in_registers() {
+    for name in ["sum_all", "sum_columns"] {
+        let (_, workload) = nests().find(|(n, _)| *n == name).unwrap();
+        let task = task(workload, "x86-64-v4", 1);
+        let program = task.program(&task.first_guess(0).unwrap()).unwrap();
+        let mut n_added = 0;
+        program.body.iter().for_each(|s| {
+            s.walk(&mut |s| {
+                let Stmt::For(l) = s else { return };
+                let is_step = l.kind == LoopKind::Serial && l.extent.as_const() != Some(1);
+                l.body.iter().filter(|_| is_step).for_each(|s| {
+                    s.walk(&mut |s| {
+                        let Stmt::Update { buffer, index, .. } = s else { return };
+                        let is_moved = index.iter().any(|i| i.uses(l.var));
+                        let scope = program.buffer(*buffer).scope;
+                        assert!(is_moved || scope == Scope::Register, "{name}\n{program}");
+                        n_added += usize::from(!is_moved);
+                    });
+                });
+            });
+        });
+        assert!(n_added > 0, "{name}\n{program}");
+    }
 }
 
 /// Maximum number of values that a program adds sequentially into one element.

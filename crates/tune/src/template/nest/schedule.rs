@@ -515,7 +515,7 @@ impl ScheduleBuilder {
         // row only.
         let parts_of = |at: usize| parts.iter().find(|(of, _)| *of == at).map(|(_, parts)| parts);
         if let Some(parts) = parts_of(group.root) {
-            self.finish_parts(g.root(), parts, nest.around.last().map(String::as_str));
+            self.finish_parts(g.root(), &mut parts.clone(), nest.around.last().map(String::as_str));
         }
         for at in group.attached.iter().rev() {
             let stage = &all[*at];
@@ -525,7 +525,7 @@ impl ScheduleBuilder {
             if let Some(parts) = parts_of(*at) {
                 let own = stage.axes().filter(|a| !group.is_row(*at, *a)).last();
                 let inside = own.map(|a| stage.loops[a].name.clone()).or(row.clone());
-                self.finish_parts(stage, parts, inside.as_deref());
+                self.finish_parts(stage, &mut parts.clone(), inside.as_deref());
             }
         }
         for at in &group.attached {
@@ -606,8 +606,13 @@ impl ScheduleBuilder {
             let n_small = reduced.iter().rev().take_while(is_small).count();
             let (large, small) = reduced.split_at(reduced.len() - n_small);
             let of = |at: &usize| stage.loops[*at].name.clone();
-            let (large, small): (Vec<String>, Vec<String>) =
+            let (mut large, small): (Vec<String>, Vec<String>) =
                 (large.iter().map(of).collect(), small.iter().map(of).collect());
+            let once = match (around, large.first_mut()) {
+                (None, Some(outermost)) => self.once(outermost, stage.loops[reduced[0]].extent),
+                _ => None,
+            };
+            let around = around.or(once.as_deref());
             let mut order: Vec<String> = large.clone();
             order.push(inner.clone());
             order.extend(small.iter().cloned());
@@ -715,6 +720,7 @@ impl ScheduleBuilder {
         let mut parts = LaneParts {
             levels: vec![LaneSums { name: first, lane: at.clone(), outer: is_split.then_some(outer) }],
             last: String::new(),
+            n_last: 0,
         };
         let mut n = width;
         for level in 1.. {
@@ -726,14 +732,24 @@ impl ScheduleBuilder {
             parts.levels.push(LaneSums { name: new, lane: i.clone(), outer: Some(o) });
             (at, n) = (i, next);
         }
-        parts.last = at;
+        (parts.last, parts.n_last) = (at, n);
         Some(parts)
     }
 
-    /// Moves the partial sums to the place of their sum, and vectorizes their lanes.
-    fn finish_parts(&mut self, stage: &LoopStage, parts: &LaneParts, place: Option<&str>) {
-        let Some(place) = place else {
-            // A single result has no loop around it.
+    /// Puts a loop of one iteration around a loop of so many, which gets another name; returns its name.
+    fn once(&mut self, inside: &mut String, extent: i64) -> Option<String> {
+        let (once, all) = (format!("{inside}.once"), format!("{inside}.all"));
+        self.attempt(split(inside, extent, &once, &all)).then(|| {
+            *inside = all;
+            once
+        })
+    }
+
+    /// Moves the partial sums to the place of their sum, and vectorizes their lanes. A single result has a loop
+    /// of one iteration around it, in which its sums are in registers.
+    fn finish_parts(&mut self, stage: &LoopStage, parts: &mut LaneParts, place: Option<&str>) {
+        let once = place.is_none().then(|| self.once(&mut parts.last, parts.n_last)).flatten();
+        let Some(place) = place.or(once.as_deref()) else {
             for level in &parts.levels {
                 self.attempt(vectorize(&format!("{}.{}", level.name, level.lane)));
             }
@@ -768,13 +784,16 @@ impl ScheduleBuilder {
 }
 
 /// Levels of partial sums in lanes, the one with the most parts first.
+#[derive(Clone)]
 struct LaneParts {
     levels: Vec<LaneSums>,
-    /// Loop over the parts that are left.
+    /// Loop over the parts that are left, and their number.
     last: String,
+    n_last: i64,
 }
 
 /// Level of partial sums.
+#[derive(Clone)]
 struct LaneSums {
     /// Name of their buffer, and prefix of their loops' names.
     name: String,
