@@ -75,7 +75,7 @@ const CONFIGS_OF_CONVOLUTION: usize = 3;
 
 /// Number of configurations to test.
 fn n_configs() -> usize {
-    std::env::var("TILEWRIGHT_CONFIGS").map_or(4, |n| n.parse().expect("a number of configurations"))
+    std::env::var("TILEWRIGHT_CONFIGS").map_or(3, |n| n.parse().expect("a number of configurations"))
 }
 
 /// Targets: this machine, and an older one if this machine runs its code.

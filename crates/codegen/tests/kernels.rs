@@ -199,7 +199,8 @@ fn every_vector_length() {
 #[test]
 fn transposing_packs() {
     for (dtype, _) in dtypes() {
-        for rows in 2..=16 {
+        // All heights in one type; what differs in others is the size of a lane.
+        for rows in (2..=16).step_by(if dtype == DType::F32 { 1 } else { 3 }) {
             for lanes in [4, 8, 16, 5, 13, 24] {
                 let mut p = program(&format!("transpose {rows} {lanes}"));
                 let a = input(&mut p, "A", dtype, &[rows, 3 * lanes]);

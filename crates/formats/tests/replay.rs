@@ -534,13 +534,12 @@ fn repeats_are_the_same_on_any_number_of_threads() {
 
 #[test]
 fn the_whole_space_holds_the_optimum() {
-    for recorded in real_spaces() {
-        for row in SEARCHES {
-            let plan = ReplayPlan { budgets: vec![1, 1 << 40], n_repeats: 1, batch: 64, ..plan(quick(row.name), 1) };
-            let replay = recorded.replay(&plan).unwrap();
-            assert_eq!(replay.budgets[1].fractions, [1.0], "{}", row.name);
-            assert!(replay.budgets[0].mean() < 1.0);
-        }
+    let [recorded, _] = real_spaces();
+    for row in SEARCHES {
+        let plan = ReplayPlan { budgets: vec![1, 1 << 40], n_repeats: 1, batch: 64, ..plan(quick(row.name), 1) };
+        let replay = recorded.replay(&plan).unwrap();
+        assert_eq!(replay.budgets[1].fractions, [1.0], "{}", row.name);
+        assert!(replay.budgets[0].mean() < 1.0);
     }
 }
 
@@ -568,7 +567,7 @@ fn searches_beat_random_on_average_over_real_spaces() {
     let over_spaces = |name, n_repeats| -> f64 {
         spaces.iter().map(|space| mean(&space.replay(&plan(quick(name), n_repeats)).unwrap())).sum()
     };
-    let random = over_spaces("random", 30);
+    let random = over_spaces("random", 20);
     for row in SEARCHES {
         let n_repeats = match row.name {
             // Grid search has no reason to: the order of a space says nothing about speed.
@@ -576,7 +575,7 @@ fn searches_beat_random_on_average_over_real_spaces() {
             // These two take longer to learn than a test may take.
             "rnn_controller" | "tree_gru" => continue,
             "na2c" => 10,
-            _ => 30,
+            _ => 20,
         };
         assert!(over_spaces(row.name, n_repeats) > random, "{} is not better than random", row.name);
     }

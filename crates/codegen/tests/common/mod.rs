@@ -350,27 +350,34 @@ pub fn compare(p: &Program, target: &Target, got: &[Vec<f64>], expected: &[Vec<f
 /// Compares the kernel with the interpreter on every target that this machine can run, on one thread and on
 /// two.
 pub fn check(p: &Program) {
+    let expected = interpreted(p);
     for target in targets() {
-        check_on(p, &target);
+        check_kernels(p, &target, &kernels(p, &target), &expected);
     }
 }
 
 pub fn check_on(p: &Program, target: &Target) {
-    check_kernels(p, target, kernels(p, target));
+    check_kernels(p, target, &kernels(p, target), &interpreted(p));
 }
 
 /// Checks a program like [`check_on`], on arguments aligned to their elements only.
 pub fn check_barely_aligned(p: &Program, target: &Target) {
-    check_kernels(p, target, kernels_of(p, Compiler::for_arguments(target.clone(), ArgumentAlign::Elements)));
+    let kernels = kernels_of(p, Compiler::for_arguments(target.clone(), ArgumentAlign::Elements));
+    check_kernels(p, target, &kernels, &interpreted(p));
 }
 
-fn check_kernels(p: &Program, target: &Target, kernels: Vec<CompiledKernel>) {
-    let arguments = arguments(p);
-    let mut expected = arguments.clone();
+/// Arguments after the interpreter ran the program on them.
+fn interpreted(p: &Program) -> Vec<Vec<f64>> {
+    let mut expected = arguments(p);
     tilewright_ir::interp::run(p, &mut expected).unwrap_or_else(|e| panic!("{}: {e}", p.name));
+    expected
+}
+
+fn check_kernels(p: &Program, target: &Target, kernels: &[CompiledKernel], expected: &[Vec<f64>]) {
+    let arguments = arguments(p);
     for kernel in kernels {
-        compare(p, target, &run(p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
-        compare(p, target, &run(p, &kernel, &arguments, &two_threads(), 2), &expected);
+        compare(p, target, &run(p, kernel, &arguments, &Runtime::serial(), 1), expected);
+        compare(p, target, &run(p, kernel, &arguments, &two_threads(), 2), expected);
     }
 }
 
