@@ -110,6 +110,9 @@ pub struct Graph {
     /// Representative size of a second open dimension, such as the length of an encoder's states beside a
     /// past.
     pub second_size: Option<usize>,
+    /// Branches that each `If` with a known condition was replaced by: the node's name, and whether the
+    /// condition holds.
+    pub branches: Vec<(String, bool)>,
 }
 
 /// Model as read from its file.

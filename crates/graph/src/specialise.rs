@@ -435,6 +435,7 @@ impl Specialiser {
         match (&node.op, facts.first()) {
             (Op::If(choice), Some(Some(Fact { value: Some(condition), .. }))) => {
                 let body = choice.branch(condition).map_err(Reason::Op)?;
+                self.graph.branches.push((node.place.node.to_string(), condition.integers()[0] != 0));
                 let outputs = self.inline(&body.graph, &body.captured(inputs));
                 name_outputs(node, outputs, map);
             }
@@ -728,6 +729,7 @@ fn pruned(graph: &Graph) -> Graph {
     let mut new = Graph::default();
     new.name.clone_from(&graph.name);
     (new.open_size, new.second_size) = (graph.open_size, graph.second_size);
+    new.branches.clone_from(&graph.branches);
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
     let mut moved = |new: &mut Graph, id: ValueId| {
         *map.entry(id).or_insert_with(|| {

@@ -337,6 +337,8 @@ pub struct Net {
     pub open_size: Option<i64>,
     /// Representative size of a second open dimension, if any.
     pub second_size: Option<i64>,
+    /// Branches that known conditions chose (see [`tilewright_graph::Graph::branches`]).
+    pub branches: Vec<(String, bool)>,
     /// Values that depend only on the size of the open dimension, with their elements at this net's size.
     pub varying: Vec<(ValueId, Tensor)>,
     /// Inputs whose numbers select slices of a constant, each with the number of slices.
@@ -368,6 +370,13 @@ impl Net {
     /// Shape of a value.
     pub fn shape(&self, id: ValueId) -> &[i64] {
         &self.values[id.0].shape
+    }
+
+    /// Name of the model's node that computes or reads a value, for messages; else the value's own.
+    pub(crate) fn maker_of(&self, id: ValueId) -> String {
+        let maker = self.nodes.iter().find(|node| node.outputs.contains(&id));
+        let found = maker.or_else(|| self.nodes.iter().find(|node| node.inputs.contains(&Some(id))));
+        found.map_or_else(|| self.value(id).name.clone(), |node| node.origin.clone())
     }
 
     /// Adds a value without a producer.

@@ -464,6 +464,7 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target, threads: usize) -> Res
     trace.graph_pass("widen", &with_bytes, &wide);
     let wide = with_bodies(wide, &|body| widened(&in_bytes(body, target), exact).into_owned());
     let mut net = import(&wide, has_dots(target));
+    net.branches.clone_from(&graph.branches);
     if has_open_columns(&wide) {
         exchange_columns(&mut net);
     }

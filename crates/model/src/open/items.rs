@@ -10,11 +10,12 @@ use tilewright_ir::expr::{Cond, TreePart as Part};
 use tilewright_runtime::host::RANDOM;
 use tilewright_runtime::{OpenDimension, RunSize};
 
+use super::least::Least;
 use super::{OpenError, OpenNet, Probes, SizeComparison, probes};
 use crate::fuse::{Fused, Items};
 use crate::net::{Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId};
 
-/// Numbers of items for which models are compared.
+/// Fewest items for which models are compared, and how many at least the most are.
 const FEWEST: i64 = 2;
 const MOST: i64 = 13;
 
@@ -30,7 +31,7 @@ pub fn open_items<E: From<OpenError>>(
 ) -> Result<Fused, E> {
     let mut whole = super::open(dim, |size| lower([1, size], dim))?;
     let size = probes(dim, &[]).map_or(dim.most, |[size, _]| size);
-    let ports = ports_of_items(items, |n| lower([n, size], items))?;
+    let (ports, _) = ports_of_items(items, |n| lower([n, size], items))?;
     has_items(&mut whole, items, ports)?;
     whole.clone().open_kernels()?;
     Ok(whole)
@@ -69,8 +70,7 @@ pub fn open_or_repeat<E: From<OpenError>>(
     if dim.least < 1 {
         return Err(refused);
     }
-    let made = ports_of_items(dim, &mut lower).and_then(|ports| Ok((ports, lower(1)?)));
-    let Ok((ports, mut whole)) = made else { return Err(refused) };
+    let Ok((ports, mut whole)) = ports_of_items(dim, &mut lower) else { return Err(refused) };
     for (id, constant) in std::mem::take(&mut whole.net.varying) {
         whole.net.values[id.0].constant = Some(constant);
     }
@@ -82,16 +82,19 @@ pub fn open_or_repeat<E: From<OpenError>>(
 }
 
 /// Whether each input and output of a model has a part for each item, found by comparing nets of several
-/// items.
+/// items, and the net of one item.
 fn ports_of_items<E: From<OpenError>>(
     items: &OpenDimension,
     mut lower: impl FnMut(i64) -> Result<Fused, E>,
-) -> Result<Vec<bool>, E> {
-    let several = [OpenDimension { name: items.name.clone(), least: FEWEST, most: MOST, step: 1 }];
-    let probes = Probes::new(&several).expect("invariant: there are sizes between");
+) -> Result<(Vec<bool>, Fused), E> {
+    let several = [OpenDimension { least: 1, most: items.most.max(MOST), step: 1, ..items.clone() }];
+    let probes = Probes { dims: &several, at: vec![[FEWEST, MOST - FEWEST]] };
     let mut nets = probes.sizes().map(|sizes| lower(sizes[0])).collect::<Result<Vec<Fused>, E>>()?;
     let whole = nets.pop().expect("invariant: the largest is last");
-    Ok(SizeComparison { probes: &probes, nets: &nets, whole: &whole }.items()?)
+    let ports = SizeComparison { probes: &probes, nets: &nets, whole: &whole }.items()?;
+    let one = lower(1)?;
+    Least { dims: &several, net: one.net.clone() }.require_part_of(&whole.net)?;
+    Ok((ports, one))
 }
 
 impl SizeComparison<'_> {
@@ -107,7 +110,7 @@ impl SizeComparison<'_> {
         let axes = self.axes()?;
         let (numbers, same) = self.numbers()?;
         if let Some((id, _)) = numbers.first() {
-            return refuse(&self.node_of(*id), "computes with the number of items");
+            return refuse(&self.whole.net.maker_of(*id), "computes with the number of items");
         }
         if !net.states.is_empty() {
             return refuse(&net.states[0].past, "is a past, of which each item would have its own");
@@ -118,14 +121,14 @@ impl SizeComparison<'_> {
             of_values.push(match (found.next(), found.next()) {
                 (None, _) => None,
                 (Some((axis, RunSize { term: 0, .. })), None) => Some(axis),
-                _ => return refuse(&self.node_of(ValueId(at)), "has items that are not apart"),
+                _ => return refuse(&self.whole.net.maker_of(ValueId(at)), "has items that are not apart"),
             });
         }
         let mut placed = Placed { net, axes: of_values, outer: vec![1; net.values.len()], n: dim.most };
         let constants = net.values.iter().enumerate().filter_map(|(at, value)| Some((at, value.constant.as_ref()?)));
         for (at, constant) in constants.chain(same.iter().map(|(id, constant)| (id.0, constant))) {
             if !placed.is_apart(ValueId(at), constant) {
-                return refuse(&self.node_of(ValueId(at)), "computes with the number of each item");
+                return refuse(&self.whole.net.maker_of(ValueId(at)), "computes with the number of each item");
             }
         }
         if let Some(node) = placed.place(&self.nets[0].net.nodes) {

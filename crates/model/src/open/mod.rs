@@ -8,6 +8,7 @@
 mod columns;
 mod groups;
 mod items;
+mod least;
 pub(crate) mod loops;
 mod pieces;
 mod pitch;
@@ -28,6 +29,7 @@ use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, Track, ValueId};
 pub(crate) use self::columns::{exchange_columns, has_open_columns};
 pub(crate) use self::groups::Groups;
 pub use self::items::{open_items, open_or_repeat};
+use self::least::{Least, integers, require_nodes};
 use self::pieces::rooms;
 pub use self::pieces::{DecoderDims, PieceSizes, open_decoder, open_pieces};
 pub use self::sized::{MOST_NETS, n_combinations, open_beside, open_sized};
@@ -220,18 +222,25 @@ pub fn open_both<E: From<OpenError>>(
     let probes = Probes::new(&dims)?;
     let mut lower = |sizes: &[i64]| lower(sizes[0], sizes.get(1).copied().unwrap_or(0));
     let mut nets = probes.sizes().map(|sizes| lower(&sizes)).collect::<Result<Vec<Fused>, E>>()?;
-    // The model may be invalid at the smallest sizes.
-    lower(&dims.iter().map(|dim| dim.least).collect::<Vec<_>>())?;
+    // The model may be invalid at the smallest sizes, or another one.
+    let of_least = lower(&dims.iter().map(|dim| dim.least).collect::<Vec<_>>())?;
+    let least = Least { dims: &dims, net: of_least.net.clone() };
+    nets.iter().try_for_each(|fused| least.require_branches_of(&fused.net))?;
+    // Transpositions of a single row, for example, are none.
+    let few = if dim.least == 1 && second.is_none() { lower(&[dim.least + dim.step])? } else { of_least };
     // Blocks of attention are worth it, but not a refusal.
-    if second.is_none()
-        && let Some(divided) = Undivided::divided(&nets)
-        && let Ok(made) = compared(&probes, divided)
-        && made.clone().open_kernels().is_ok()
-    {
-        return Ok(made);
-    }
-    nets.iter_mut().for_each(|fused| fused.undivided = None);
-    Ok(compared(&probes, nets)?)
+    let divided = Undivided::divided(&nets).filter(|_| second.is_none());
+    let divided = divided.and_then(|divided| compared(&probes, divided).ok());
+    let made = match divided.filter(|made| made.clone().open_kernels().is_ok()) {
+        Some(made) => made,
+        None => {
+            nets.iter_mut().for_each(|fused| fused.undivided = None);
+            compared(&probes, nets.clone())?
+        }
+    };
+    least.require(&made)?;
+    require_nodes(&probes, few, &nets)?;
+    Ok(made)
 }
 
 /// Makes a fused net with open dimensions of nets lowered at the sizes of probes.
@@ -314,14 +323,6 @@ impl SizeComparison<'_> {
         Ok(())
     }
 
-    /// Node that computes or reads a value, for messages.
-    fn node_of(&self, id: ValueId) -> String {
-        let nodes = &self.whole.net.nodes;
-        let maker = nodes.iter().find(|node| node.outputs.contains(&id));
-        let found = maker.or_else(|| nodes.iter().find(|node| node.inputs.contains(&Some(id))));
-        found.map_or_else(|| self.whole.net.value(id).name.clone(), |node| node.origin.clone())
-    }
-
     /// Values that exist in a run; a shape whose `Reshape` has become a view, for example, does not.
     fn used(&self) -> HashSet<ValueId> {
         let net = &self.whole.net;
@@ -348,7 +349,7 @@ impl SizeComparison<'_> {
                 continue;
             }
             let of_nets = self.each(|fused| fused.net.values[at].shape.clone());
-            let fail = |what: &str, of: &[i64]| self.differs_at(&self.node_of(ValueId(at)), what, of);
+            let fail = |what: &str, of: &[i64]| self.differs_at(&self.whole.net.maker_of(ValueId(at)), what, of);
             let ranks: Vec<i64> = of_nets.iter().map(|shape| shape.len() as i64).collect();
             if ranks.iter().any(|rank| Some(rank) != ranks.last()) {
                 return Err(fail("has another number of dimensions", &ranks));
@@ -389,7 +390,7 @@ impl SizeComparison<'_> {
                 continue;
             }
             let of = |fused: &Fused| fused.net.varying.get(at).filter(|(own, _)| own == id).map(|(_, own)| own.clone());
-            let fail = |of: &[i64]| self.differs_at(&self.node_of(*id), "computes with other numbers", of);
+            let fail = |of: &[i64]| self.differs_at(&self.whole.net.maker_of(*id), "computes with other numbers", of);
             let found: Option<Vec<Tensor>> = self.each(of).into_iter().collect();
             let found = found.ok_or_else(|| fail(&vec![0; self.nets.len() + 1]))?;
             if found.iter().all(|part| is_corner(part, whole)) {
@@ -400,11 +401,7 @@ impl SizeComparison<'_> {
             let is_number = found.iter().all(|own| own.ty() == whole.ty());
             let is_list = found.iter().all(|x| x.shape().len() == 1 && !x.shape().contains(&0));
             (is_number || is_list).then_some(()).ok_or_else(|| fail(&lengths))?;
-            let whole_numbers = |tensor: &Tensor| match tensor.dtype().is_float() {
-                true => tensor.floats().into_iter().map(|x| (x.fract() == 0.0).then_some(x as i64)).collect(),
-                false => Some(tensor.i64s()),
-            };
-            let found: Option<Vec<Vec<i64>>> = found.iter().map(whole_numbers).collect();
+            let found: Option<Vec<Vec<i64>>> = found.iter().map(integers).collect();
             let found = found.ok_or_else(|| fail(&lengths))?;
             let n = found[found.len() - 1].len();
             let of_element = |at: usize| found.iter().map(|own| own[at]).collect::<Vec<i64>>();

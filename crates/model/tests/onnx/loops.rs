@@ -1,6 +1,6 @@
 //! Loops whose steps are not unrolled, compared with the reference: in this process and as libraries.
 
-use tilewright_model::Step;
+use tilewright_model::{OpenError, Step, open_or_repeat};
 
 use super::libraries::{write_case, wrong_outputs};
 use super::*;
@@ -262,4 +262,61 @@ fn loops_over_rows_take_any_number_of_them() {
         node("Loop", &["rows", "yes", "h0"], &["y", "states"], &[("body", Attr::Graph(body))]),
     ];
     crate::open::check_graph(&dim, &of_any_rows(&nodes, &inputs, &["y", "states"]));
+}
+
+/// Checks that a model of a vector of `n` numbers, 1 to 20, is refused: no net is right for all sizes.
+fn check_refused(nodes: &[Vec<u8>], why: &str) {
+    let read = of_any_rows(&[&[node("Shape", &["x"], &["s"], &[])], nodes].concat(), &[("x", F, &[4])], &["y"]);
+    let lower_at = |n: i64| Ok(lower(&open::at(&read, "n", n), false, &host::target(), 1).unwrap());
+    let dim = open::dim("n", 1, 20, 1);
+    for refused in [tilewright_model::open(&dim, lower_at), open_or_repeat::<OpenError>(&dim, lower_at)] {
+        let error = refused.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(why) && error.contains("and n=20: n cannot be open"), "{error}");
+    }
+    assert!(tilewright_model::open::<OpenError>(&open::dim("n", 8, 20, 1), lower_at).is_ok());
+}
+
+/// A condition on an open length that holds for the longer ones, as that of tables of positions for long texts.
+#[test]
+fn lengths_that_take_different_branches_are_not_open_together() {
+    let branch = |op: &str| Attr::Graph(graph(&[node(op, &["x"], &["p"], &[])], &[], &["p"]));
+    let branches = [("then_branch", branch("Abs")), ("else_branch", branch("Neg"))];
+    let nodes = [
+        known("most", Tensor::from_integers(DType::I64, [1], &[7])),
+        node("Greater", &["s", "most"], &["c"], &[]),
+        node("If", &["c"], &["y"], &branches),
+    ];
+    check_refused(&nodes, "takes another branch");
+}
+
+/// Bounds and tests of an open length below the lengths that are compared.
+#[test]
+fn lengths_beyond_a_bound_and_below_it_are_not_open_together() {
+    let integers = |name: &str, n: i64| known(name, Tensor::from_integers(DType::I64, [1], &[n.into()]));
+    let (seven, zero) = (integers("most", 7), integers("zero", 0));
+    let test = node("Greater", &["s", "most"], &["c"], &[]);
+    let cast = |from: &str| node("Cast", &[from], &["f"], &[("to", Attr::Int(1))]);
+    let scaled = node("Mul", &["x", "f"], &["y"], &[]);
+    let slice = |from: &[&str], to: &str| node("Slice", from, &[to], &[]);
+    for nodes in [
+        vec![
+            test.clone(),
+            known("a", floats(&[1], |_| 2.0)),
+            known("b", floats(&[1], |_| 3.0)),
+            node("Where", &["c", "a", "b"], &["f"], &[]),
+            scaled.clone(),
+        ],
+        vec![node("Min", &["s", "most"], &["m"], &[]), cast("m"), scaled.clone()],
+        vec![test, cast("c"), scaled.clone()],
+        vec![
+            zero.clone(),
+            known("w", floats(&[7], |i| i as f64)),
+            slice(&["w", "zero", "s", "zero"], "p"),
+            node("ReduceSum", &["p"], &["f"], &[]),
+            scaled,
+        ],
+        vec![zero, slice(&["x", "zero", "most", "zero"], "y")],
+    ] {
+        check_refused(&[&[seven.clone()], &nodes[..]].concat(), "");
+    }
 }

@@ -18,7 +18,7 @@ use crate::blocks::graph_of;
 use crate::common::agree;
 use crate::whole;
 
-fn at(graph: &Graph, name: &str, size: i64) -> Graph {
+pub(crate) fn at(graph: &Graph, name: &str, size: i64) -> Graph {
     at_sizes(graph, &[(name, size)], name)
 }
 
