@@ -13,8 +13,8 @@ use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Stmt};
 pub const LINE_BYTES: i64 = 64;
 /// Maximum number of cache lines that one iteration prefetches; more cost more than they gain.
 pub const MOST_PREFETCHED_LINES: i64 = 128;
-/// Number of iterations of a loop with an open extent that share what is prefetched; those after them prefetch
-/// it again, which costs little, and a run with few iterations prefetches nearly all of it.
+/// Number of iterations of a loop with an open extent that share what is prefetched; those after them
+/// prefetch it again, which costs little, and a run with few iterations prefetches nearly all of it.
 const TURN_OF_OPEN: i64 = 4;
 
 /// Applies [`Step::Prefetch`](super::Step::Prefetch).

@@ -1,5 +1,5 @@
-//! Comparison with a model at its smallest sizes, far from the sizes that are compared otherwise: a bound such as
-//! `min(size, 128)` or a test such as `size > 128` is another function of the size below 128.
+//! Comparison with a model at its smallest sizes, far from the sizes that are compared otherwise: a bound
+//! such as `min(size, 128)` or a test such as `size > 128` is another function of the size below 128.
 
 use std::collections::HashMap;
 
@@ -41,8 +41,8 @@ impl Least<'_> {
         Err(self.differs(node.clone(), "takes another branch"))
     }
 
-    /// Checks that the values of an open net are these at the smallest sizes: how many elements they have, and
-    /// which, if they depend on sizes alone.
+    /// Checks that the values of an open net are these at the smallest sizes: how many elements they have,
+    /// and which, if they depend on sizes alone.
     ///
     /// # Errors
     /// If one is not.
@@ -93,8 +93,8 @@ impl Least<'_> {
     }
 }
 
-/// Checks that numbers within nodes are affine also where few rows are, those of the smallest size beyond 1, if
-/// its net has as many nodes as those of probes, the last of which is the largest.
+/// Checks that numbers within nodes are affine also where few rows are, those of the smallest size beyond 1,
+/// if its net has as many nodes as those of probes, the last of which is the largest.
 ///
 /// # Errors
 /// If one is not.

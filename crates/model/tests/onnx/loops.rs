@@ -276,7 +276,8 @@ fn check_refused(nodes: &[Vec<u8>], why: &str) {
     assert!(tilewright_model::open::<OpenError>(&open::dim("n", 8, 20, 1), lower_at).is_ok());
 }
 
-/// A condition on an open length that holds for the longer ones, as that of tables of positions for long texts.
+/// A condition on an open length that holds for the longer ones, as that of tables of positions for long
+/// texts.
 #[test]
 fn lengths_that_take_different_branches_are_not_open_together() {
     let branch = |op: &str| Attr::Graph(graph(&[node(op, &["x"], &["p"], &[])], &[], &["p"]));
@@ -317,6 +318,6 @@ fn lengths_beyond_a_bound_and_below_it_are_not_open_together() {
         ],
         vec![zero, slice(&["x", "zero", "most", "zero"], "y")],
     ] {
-        check_refused(&[&[seven.clone()], &nodes[..]].concat(), "");
+        check_refused(&[std::slice::from_ref(&seven), &nodes[..]].concat(), "");
     }
 }

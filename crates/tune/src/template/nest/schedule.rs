@@ -745,8 +745,8 @@ impl ScheduleBuilder {
         })
     }
 
-    /// Moves the partial sums to the place of their sum, and vectorizes their lanes. A single result has a loop
-    /// of one iteration around it, in which its sums are in registers.
+    /// Moves the partial sums to the place of their sum, and vectorizes their lanes. A single result has a
+    /// loop of one iteration around it, in which its sums are in registers.
     fn finish_parts(&mut self, stage: &LoopStage, parts: &mut LaneParts, place: Option<&str>) {
         let once = place.is_none().then(|| self.once(&mut parts.last, parts.n_last)).flatten();
         let Some(place) = place.or(once.as_deref()) else {
