@@ -5,6 +5,7 @@ mod promote_registers;
 mod simplify;
 mod skip_zeros;
 mod specialize_tails;
+mod start_sums;
 mod unroll;
 
 pub(crate) use promote_registers::promote_registers;
@@ -26,7 +27,7 @@ pub enum Pass {
 }
 
 /// Passes with their names, in order.
-pub const PASSES: [(&str, Pass); 8] = [
+pub const PASSES: [(&str, Pass); 9] = [
     ("simplify", Pass::Block(simplify::simplify_block)),
     ("specialize_tails", Pass::Block(specialize_tails::specialize_tails)),
     ("simplify", Pass::Block(simplify::simplify_block)),
@@ -35,6 +36,7 @@ pub const PASSES: [(&str, Pass); 8] = [
     ("simplify", Pass::Block(simplify::simplify_block)),
     ("unroll", Pass::Block(unroll::unroll_block)),
     ("promote_registers", Pass::Program(promote_registers::promote_registers)),
+    ("start_sums", Pass::Program(start_sums::start_sums)),
 ];
 
 /// Maximum number of versions of the same statements that a pass creates, as code size and compile time grow
