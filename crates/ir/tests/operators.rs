@@ -181,6 +181,7 @@ fn changed(
                     }
                 }
                 (EpilogueFunction::Clip, [low, high]) => x.clamp(*low, *high),
+                (EpilogueFunction::Round, [low, high]) => x.round_ties_even().clamp(*low, *high),
                 (EpilogueFunction::Linear, [factor, term]) => x * factor + term,
                 (EpilogueFunction::Sigmoid, _) => sigmoid(x),
                 (EpilogueFunction::Silu, _) => x * sigmoid(x),

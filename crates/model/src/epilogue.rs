@@ -80,16 +80,18 @@ fn holds_outside(cond: &Cond, part: &Expr, x: usize) -> bool {
     }
 }
 
-/// Decomposes an expression of `x` into operations of an epilogue, in order; `None` if it has another form.
+/// Decomposes an expression of `x` into operations of an epilogue, in order; `None` if it has another form or
+/// is of an integer type. Quantization on the way is a division by a scale and
+/// [rounding](EpilogueFunction::Round).
 pub fn peel(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
-    let operations = peeled(e, x, operands, false)?;
+    let is_integer = matches!(e, Expr::Cast(dtype, _) if !dtype.is_float());
+    let operations = peeled(e, x, operands).filter(|_| !is_integer)?;
     Some(without_identities(operations))
 }
 
-/// Decomposes an expression as [`peel`] does, and recognises intermediate quantization: a division by a
-/// scale, and [rounding](EpilogueFunction::Round). Operations are not merged.
+/// Decomposes an expression, which may be of an integer type, as [`peel`] does. Operations are not merged.
 pub fn peel_quantized(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
-    peeled(e, x, operands, true)
+    peeled(e, x, operands)
 }
 
 /// Subexpressions of 8-bit integer type outside of which a map does not read `x`, largest first.
@@ -112,9 +114,11 @@ pub struct Quantized<'a> {
     pub zero: f64,
 }
 
-/// Range of an 8-bit integer type.
+/// Range of an integer type of 8 or 16 bits.
 pub fn bounds_of(dtype: DType) -> [f64; 2] {
-    if dtype == DType::U8 { [0.0, 255.0] } else { [-128.0, 127.0] }
+    let steps = if dtype.bytes() == 1 { 256.0 } else { 65_536.0 };
+    let low = if matches!(dtype, DType::U8 | DType::U16) { 0.0 } else { -steps / 2.0 };
+    [low, low + steps - 1.0]
 }
 
 /// Matches the quantization of an expression to an integer type.
@@ -150,9 +154,9 @@ fn linear(factor: f64, term: f64) -> Option<(Epilogue, Option<usize>)> {
     plain(EpilogueFunction::Linear, &[factor, term])
 }
 
-fn peeled(e: &Expr, x: usize, operands: OperandReader, quantizes: bool) -> Option<Operations> {
+fn peeled(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     let then = |inner: &Expr, last: Option<(Epilogue, Option<usize>)>| {
-        let mut list = peeled(inner, x, operands, quantizes)?;
+        let mut list = peeled(inner, x, operands)?;
         list.push(last?);
         Some(list)
     };
@@ -178,8 +182,8 @@ fn peeled(e: &Expr, x: usize, operands: OperandReader, quantizes: bool) -> Optio
     match e {
         Expr::Load(slot, _) => (slot.0 as usize == x).then(Vec::new),
         // The cast does not change the numbers, which are f32.
-        Expr::Cast(DType::F32, t) => peeled(t, x, operands, quantizes),
-        Expr::Cast(dtype @ (DType::U8 | DType::I8), t) if quantizes => {
+        Expr::Cast(DType::F32, t) => peeled(t, x, operands),
+        Expr::Cast(dtype @ (DType::U8 | DType::I8 | DType::U16 | DType::I16), t) => {
             let Quantized { of, scale, zero } = quantized(t, *dtype)?;
             let scale = match scale {
                 None => 1.0,
@@ -230,7 +234,7 @@ fn peeled(e: &Expr, x: usize, operands: OperandReader, quantizes: bool) -> Optio
             let (mut factor, mut own, mut others) = (1.0, Vec::new(), Vec::new());
             factors(e, x, &mut factor, &mut own, &mut others);
             let mut list = match own[..] {
-                [t] => peeled(t, x, operands, quantizes)?,
+                [t] => peeled(t, x, operands)?,
                 [a, b] => {
                     let (t, last, rest) = gate(a, b, factor).or_else(|| gate(b, a, factor))?;
                     factor = rest;

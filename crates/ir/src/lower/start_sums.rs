@@ -81,7 +81,7 @@ struct Accesses {
     n_zeros: usize,
     copied_from: Vec<Vector>,
     copied_to: Vec<Vector>,
-    /// What readers add.
+    /// Terms that readers add.
     terms: Vec<Term>,
 }
 

@@ -47,8 +47,7 @@ pub enum EpilogueFunction {
     QuantU8,
     /// round(x) + zero point, ties to even, saturated to i8.
     QuantI8,
-    /// min(max(round(x), low), high), ties to even, kept in f32: intermediate quantization of integer
-    /// accumulators.
+    /// min(max(round(x), low), high), ties to even, kept in f32: intermediate quantization.
     Round,
     /// x + a·Q + b, with a u8 operand Q of the result's shape: a quantized residual connection.
     AddU8,
@@ -62,7 +61,7 @@ impl EpilogueFunction {
     pub fn is_of_integers(self) -> bool {
         let of_integers =
             [EpilogueFunction::Init, EpilogueFunction::Dequant, EpilogueFunction::QuantU8, EpilogueFunction::QuantI8];
-        of_integers.contains(&self) || matches!(self, EpilogueFunction::Round | EpilogueFunction::AddU8)
+        of_integers.contains(&self) || self == EpilogueFunction::AddU8
     }
 }
 
@@ -251,7 +250,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
     FunctionSpec {
         function: EpilogueFunction::Round,
         name: "round",
-        text: "min(max(round(x), low), high), ties to even, of sums of integers: quantized on the way",
+        text: "min(max(round(x), low), high), ties to even: quantized on the way",
         numbers: &[("low", -128.0), ("high", 127.0)],
         accepts: |[low, high]| low < high,
         value: |x, _, [low, high]| min(max(Expr::unary(UnaryOp::Round, x), low), high),
