@@ -10,8 +10,9 @@ use tilewright_ir::expr::{Cond, TreePart as Part};
 use tilewright_runtime::host::RANDOM;
 use tilewright_runtime::{OpenDimension, RunSize};
 
+use super::comparison::{Probes, SizeComparison, probes};
 use super::least::Least;
-use super::{OpenError, OpenNet, Probes, SizeComparison, probes};
+use super::{OpenError, OpenNet};
 use crate::fuse::{Fused, Items};
 use crate::net::{Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId};
 

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use tilewright_graph::Tensor;
 use tilewright_runtime::{OpenDimension, RunSize};
 
+use super::OpenError;
+use super::comparison::{Probes, SizeComparison, integers, is_corner};
 use super::vary::read_numbers;
-use super::{OpenError, Probes, SizeComparison, is_corner};
 use crate::fuse::Fused;
 use crate::net::{Net, ValueId};
 
@@ -49,6 +50,8 @@ impl Least<'_> {
     pub fn require(&self, whole: &Fused) -> Result<(), OpenError> {
         let Some(open) = &whole.open else { return Ok(()) };
         let (own, all) = (by_name(&self.net), by_name(&whole.net));
+        let [of_least, of_most] = [&self.net, &whole.net].map(known_elements);
+        let numbers: HashMap<ValueId, &Vec<RunSize>> = open.numbers.iter().map(|(id, sizes)| (*id, sizes)).collect();
         let at = |size: RunSize| size.at(self.dims[size.dim].least);
         for (name, id) in all {
             let Some(&least) = own.get(name) else { continue };
@@ -58,12 +61,12 @@ impl Least<'_> {
             if n != self.net.value(least).n_elements() {
                 return fail("has a size without a factor and a term");
             }
-            let numbers = open.numbers.iter().find(|(own, _)| *own == id).map(|(_, sizes)| sizes);
-            let is_same = match (elements(&self.net, least), numbers, elements(&whole.net, id)) {
+            let numbers = numbers.get(&id);
+            let is_same = match (of_least.get(&least), numbers, of_most.get(&id)) {
                 (Some(found), Some(sizes), _) => {
-                    integers(found).is_some_and(|own| own.iter().zip(sizes).all(|(n, size)| *n == at(*size)))
+                    integers(found).is_some_and(|own| own.iter().zip(*sizes).all(|(n, size)| *n == at(*size)))
                 }
-                (Some(found), None, Some(all)) => found.shape().len() != all.shape().len() || is_corner(found, all),
+                (Some(found), None, Some(all)) => is_part(found, all),
                 _ => true,
             };
             if !is_same {
@@ -79,12 +82,11 @@ impl Least<'_> {
     /// If something is not.
     pub fn require_part_of(&self, most: &Net) -> Result<(), OpenError> {
         self.require_branches_of(most)?;
-        let all = by_name(most);
+        let (all, [own, known]) = (by_name(most), [&self.net, most].map(known_elements));
         for (name, id) in by_name(&self.net) {
-            let of_most = all.get(name).and_then(|of_most| elements(most, *of_most));
-            if let (Some(found), Some(all)) = (elements(&self.net, id), of_most)
-                && found.shape().len() == all.shape().len()
-                && !is_corner(found, all)
+            let of_most = all.get(name).and_then(|id| known.get(id));
+            if let (Some(found), Some(all)) = (own.get(&id), of_most)
+                && !is_part(found, all)
             {
                 return Err(self.differs(self.net.maker_of(id), "computes with other numbers"));
             }
@@ -124,16 +126,13 @@ fn by_name(net: &Net) -> HashMap<&str, ValueId> {
     found.into_iter().filter(|(name, _)| !name.is_empty()).filter_map(|(name, id)| Some((name, id?))).collect()
 }
 
-/// Elements of a value, if the model and its sizes determine them.
-fn elements(net: &Net, id: ValueId) -> Option<&Tensor> {
-    let of_size = || net.varying.iter().find(|(own, _)| *own == id).map(|(_, elements)| elements);
-    net.value(id).constant.as_ref().or_else(of_size)
+/// Elements of the values that the model and its sizes determine.
+fn known_elements(net: &Net) -> HashMap<ValueId, &Tensor> {
+    let constants = net.values.iter().enumerate().filter_map(|(at, v)| Some((ValueId(at), v.constant.as_ref()?)));
+    net.varying.iter().map(|(id, elements)| (*id, elements)).chain(constants).collect()
 }
 
-/// Elements of a tensor of whole numbers.
-pub(super) fn integers(tensor: &Tensor) -> Option<Vec<i64>> {
-    match tensor.dtype().is_float() {
-        true => tensor.floats().into_iter().map(|x| (x.fract() == 0.0).then_some(x as i64)).collect(),
-        false => Some(tensor.i64s()),
-    }
+/// Whether the elements of a tensor are those of a larger one, as far as both have as many dimensions.
+fn is_part(found: &Tensor, all: &Tensor) -> bool {
+    found.shape().len() != all.shape().len() || is_corner(found, all)
 }

@@ -6,7 +6,7 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond};
 use tilewright_ir::op::{Structure, WorkloadError};
 
-use super::{Probes, is_corner};
+use super::comparison::{Probes, is_corner};
 use crate::fuse::{Fused, Kernel, Step, nest};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{input, number};

@@ -515,7 +515,7 @@ impl ScheduleBuilder {
         // row only.
         let parts_of = |at: usize| parts.iter().find(|(of, _)| *of == at).map(|(_, parts)| parts);
         if let Some(parts) = parts_of(group.root) {
-            self.finish_parts(g.root(), &mut parts.clone(), nest.around.last().map(String::as_str));
+            self.finish_parts(g.root(), parts, nest.around.last().map(String::as_str));
         }
         for at in group.attached.iter().rev() {
             let stage = &all[*at];
@@ -525,7 +525,7 @@ impl ScheduleBuilder {
             if let Some(parts) = parts_of(*at) {
                 let own = stage.axes().filter(|a| !group.is_row(*at, *a)).last();
                 let inside = own.map(|a| stage.loops[a].name.clone()).or(row.clone());
-                self.finish_parts(stage, &mut parts.clone(), inside.as_deref());
+                self.finish_parts(stage, parts, inside.as_deref());
             }
         }
         for at in &group.attached {
@@ -747,13 +747,14 @@ impl ScheduleBuilder {
 
     /// Moves the partial sums to the place of their sum, and vectorizes their lanes. A single result has a
     /// loop of one iteration around it, in which its sums are in registers.
-    fn finish_parts(&mut self, stage: &LoopStage, parts: &mut LaneParts, place: Option<&str>) {
-        let once = place.is_none().then(|| self.once(&mut parts.last, parts.n_last)).flatten();
+    fn finish_parts(&mut self, stage: &LoopStage, parts: &LaneParts, place: Option<&str>) {
+        let mut last = parts.last.clone();
+        let once = if place.is_none() { self.once(&mut last, parts.n_last) } else { None };
         let Some(place) = place.or(once.as_deref()) else {
             for level in &parts.levels {
                 self.attempt(vectorize(&format!("{}.{}", level.name, level.lane)));
             }
-            self.attempt(unroll(&parts.last));
+            self.attempt(unroll(&last));
             return;
         };
         for level in parts.levels.iter().rev() {
@@ -778,13 +779,12 @@ impl ScheduleBuilder {
             }
             self.attempt(vectorize(&lane));
         }
-        self.attempt(unroll(&parts.last));
+        self.attempt(unroll(&last));
         self.attempt(accumulate(&stage.name, place, &format!("{}.sum", stage.name)));
     }
 }
 
 /// Levels of partial sums in lanes, the one with the most parts first.
-#[derive(Clone)]
 struct LaneParts {
     levels: Vec<LaneSums>,
     /// Loop over the parts that are left, and their number.
@@ -793,7 +793,6 @@ struct LaneParts {
 }
 
 /// Level of partial sums.
-#[derive(Clone)]
 struct LaneSums {
     /// Name of their buffer, and prefix of their loops' names.
     name: String,
