@@ -293,6 +293,13 @@ pub fn read_back(model: &ModelFile) -> Graph {
     onnx::read(&onnx::write(model).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
 }
 
+/// Compiles a model as it is read from its file; it must have no problems.
+pub fn compiled_file(model: &ModelFile, target: &Target) -> Compiled {
+    let (special, name) = (specialise(&read_back(model), &Bindings::default()), &model.name);
+    assert!(special.problems.is_empty(), "{name}: {:?}", special.problems);
+    compiled_for(&special.graph, target).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
 /// Checks the result `y: [n, 6, 8]` of nodes for sequences of six tokens, `ids: [n, 6]`, and the number of
 /// kernels; nothing else may run.
 fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels: usize) {

@@ -2,13 +2,13 @@
 
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Tensor, specialise};
+use tilewright_graph::{DType, Dim, Tensor};
 use tilewright_ir::Target;
 use tilewright_model::Runner;
 use tilewright_runtime::SharedPool;
 
 use super::{integers, multiplies_bytes, node, scale, targets};
-use crate::{compiled_for, read_back};
+use crate::compiled_file;
 
 /// Case of a transposed convolution of integers.
 struct TransposedCase {
@@ -127,7 +127,7 @@ fn check_transposed(target: &Target, case: &TransposedCase, dtype: DType) {
     };
     let of_numbers = |name: &str, n: usize, sizes| GraphPort { dtype: DType::F32, ..image(name, n, sizes) };
     let model = ModelFile {
-        name: "transposed".to_owned(),
+        name: about.clone(),
         opset: 17,
         inputs: vec![of_numbers("x", c, [rows, w]), of_numbers("k", 3, [out_h, out_w])],
         outputs: vec![image("y", m + 3, [out_h, out_w])],
@@ -161,10 +161,7 @@ fn check_transposed(target: &Target, case: &TransposedCase, dtype: DType) {
         ],
         ..ModelFile::default()
     };
-    let graph = read_back(&model);
-    let special = specialise(&graph, &Bindings::default());
-    assert!(special.problems.is_empty(), "{about}: {:?}", special.problems);
-    let compiled = compiled_for(&special.graph, target).unwrap_or_else(|e| panic!("{about}: {e}"));
+    let compiled = compiled_file(&model, target);
     let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
     let is_of_integers = |task: &String| {
         task.contains("conv2d") && (task.contains("i8") || task.contains("u8i7")) && task.contains("quant_")
