@@ -444,23 +444,14 @@ impl Specialiser {
                 let outputs = self.repeated(old, op, node, inputs)?;
                 name_outputs(node, outputs, map);
             }
-            (Op::Scan(_) | Op::Experts(_), _) => {
+            (Op::Scan(op), _) => {
+                let body = op.graph(&facts, &node.place).map_err(Reason::Op)?;
+                self.inline_operator(old, node, &body, inputs, map);
+            }
+            (Op::Experts(op), _) => {
                 let is_open = inputs[0].is_some_and(|id| self.graph.value(id).varies.shape);
-                let graph = match &node.op {
-                    Op::Experts(op) => op.graph(&facts, &node.place, is_open),
-                    Op::Scan(op) => op.graph(&facts, &node.place),
-                    _ => unreachable!("it is one of these"),
-                };
-                let graph = graph.map_err(Reason::Op)?;
-                let outputs = self.inline(&graph, inputs);
-                for (output, new) in node.outputs.iter().zip(&outputs) {
-                    if let (Some(output), Some(new)) = (output, new)
-                        && self.graph.value(*new).name.is_empty()
-                    {
-                        self.graph.value_mut(*new).name.clone_from(&old.value(*output).name);
-                    }
-                }
-                name_outputs(node, outputs, map);
+                let body = op.graph(&facts, &node.place, is_open).map_err(Reason::Op)?;
+                self.inline_operator(old, node, &body, inputs, map);
             }
             // Rules that look for a producer, such as a dequantization, find it.
             (Op::Unary(Unary::Identity), _)
@@ -472,6 +463,26 @@ impl Specialiser {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Inlines the graph that a node stands for; values without a name get that of the node's output.
+    fn inline_operator(
+        &mut self,
+        old: &Graph,
+        node: &Node,
+        body: &Graph,
+        inputs: &[Option<ValueId>],
+        map: &mut [Option<ValueId>],
+    ) {
+        let outputs = self.inline(body, inputs);
+        for (output, new) in node.outputs.iter().zip(&outputs) {
+            if let (Some(output), Some(new)) = (output, new)
+                && self.graph.value(*new).name.is_empty()
+            {
+                self.graph.value_mut(*new).name.clone_from(&old.value(*output).name);
+            }
+        }
+        name_outputs(node, outputs, map);
     }
 
     /// Whether a value is quantized or dequantized by a node.
