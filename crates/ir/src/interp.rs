@@ -4,6 +4,8 @@
 //! regardless of its kind; a loop with an extent below one has no iterations. Prefetches, barriers and waits
 //! do nothing.
 
+mod batch;
+
 use crate::dot;
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
@@ -173,7 +175,7 @@ pub enum Fault {
 /// [`Fault`]; the outputs are then unspecified.
 ///
 /// # Cost
-/// Some 20 to 50 million simple updates a second.
+/// Some 80 million multiply-adds a second in loops that are evaluated together, else some 20 million.
 pub fn run(program: &Program, arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
     run_limited(program, arguments, MAX_ITERATIONS)
 }
@@ -478,6 +480,13 @@ pub(crate) fn run_block(
 pub(crate) trait Memory {
     /// Reads an element; `None` if it does not exist, as while the buffer is not allocated.
     fn read(&mut self, buffer: u32, at: usize) -> Option<f64>;
+    /// Reads elements `step` apart; `None` if one does not exist.
+    fn read_all(&mut self, buffer: u32, at: i64, step: i64, out: &mut [f64]) -> Option<()> {
+        (0..).zip(out).try_for_each(|(lane, x)| {
+            *x = self.read(buffer, (at + lane * step) as usize)?;
+            Some(())
+        })
+    }
     /// Writes an element; `None` if it does not exist.
     fn write(&mut self, buffer: u32, at: usize, value: f64) -> Option<()>;
     /// Allocates `n` unwritten elements for a buffer.
@@ -492,6 +501,20 @@ impl Memory for Vec<Vec<f64>> {
     #[inline]
     fn read(&mut self, buffer: u32, at: usize) -> Option<f64> {
         self[buffer as usize].get(at).copied()
+    }
+
+    fn read_all(&mut self, buffer: u32, at: i64, step: i64, out: &mut [f64]) -> Option<()> {
+        let from = &self[buffer as usize];
+        match step {
+            0 => out.fill(*from.get(at as usize)?),
+            1 => out.copy_from_slice(from.get(at as usize..at as usize + out.len())?),
+            _ => {
+                for (lane, x) in (0..).zip(out) {
+                    *x = *from.get((at + lane * step) as usize)?;
+                }
+            }
+        }
+        Some(())
     }
 
     #[inline]
@@ -636,6 +659,8 @@ enum CompiledOp {
         extent: Linear,
         body: CompiledBlock,
         is_downwards: bool,
+        /// Whether many iterations are evaluated at once.
+        is_batched: bool,
     },
     If {
         test: CompiledTest,
@@ -703,7 +728,8 @@ impl ProgramCompiler<'_> {
                     let body = self.block(&l.body)?;
                     self.in_pairs = was_in_pairs;
                     self.bound.pop();
-                    CompiledOp::For { var: l.var.0, extent, body, is_downwards: is_pair }
+                    let is_batched = body.is_batchable(l.var.0);
+                    CompiledOp::For { var: l.var.0, extent, body, is_downwards: is_pair, is_batched }
                 }
                 Stmt::If { cond, then, otherwise } => CompiledOp::If {
                     test: self.test(cond)?,
@@ -923,16 +949,20 @@ impl<'a, M: Memory> Interpreter<'a, M> {
 
     fn op(&mut self, op: &CompiledOp) -> Result<(), Stopped> {
         match op {
-            CompiledOp::For { var, extent, body, is_downwards } => {
+            CompiledOp::For { var, extent, body, is_downwards, is_batched } => {
                 let extent = self.linear(extent);
                 self.check()?;
                 let extent = extent.max(0);
                 self.spend(extent as u64)?;
                 self.active.push(*var);
                 let outer = self.vars[*var as usize];
-                for i in 0..extent {
-                    self.vars[*var as usize] = if *is_downwards { extent - 1 - i } else { i };
-                    self.block(body)?;
+                if *is_batched {
+                    self.batches(*var, extent, body)?;
+                } else {
+                    for i in 0..extent {
+                        self.vars[*var as usize] = if *is_downwards { extent - 1 - i } else { i };
+                        self.block(body)?;
+                    }
                 }
                 self.vars[*var as usize] = outer;
                 self.active.pop();

@@ -211,6 +211,55 @@ fn faults_say_what_and_where() {
     }
 }
 
+/// A loop of one iteration around a statement keeps its iterations from being evaluated together.
+#[test]
+fn iterations_that_are_evaluated_together_give_what_they_give_in_order() {
+    let statements = [
+        "Y[i] = X[i] * Z[79 - i] + X[3]",
+        "Y[i] += X[i] - Z[i] / X[i + 1] first never",
+        "Y[i] += X[0] first i == 3",
+        "Y[79 - i] min= X[i] first less(X[i], Z[i])",
+        "Y[7] += X[i] * Z[i] first i == 0",
+        "Y[7] max= neg(X[i]) first i == 40",
+        "Y[7] += X[2*i] first never",
+        "Y[i % 3] += X[i] first never",
+        "if i < 65 && not(i == 30) { Y[i] = select(4 < i && less(X[i - 5], Z[i]), X[i - 5], neg(Z[i])) }",
+        "if 20 < i { if less(Z[i], X[i]) { Y[7] += X[i] first never } }",
+        "Y[i + 10] = abs(X[i]) + index(3*i - 40)",
+        "Y[i + 11] = X[i]",
+        "Y[i] = X[i - 1]",
+        "Y[i] = Y[i + 1]",
+        "Y[i] = W[i]",
+        "W[i] += X[i] first never",
+        "Y[i] = i32(X[i] * 100.0) + u8(Z[i]) * bool(X[i])",
+        "Y[i] = f16(X[i]) + i8(Z[i]) - i64(X[i])",
+        "Y[i] = max(min(X[i], 3.0), nan) + X[i // 2]",
+        "Y[i] = X[i] + X[at(Z[i])]",
+        "Y[i // 0] = X[i]",
+    ];
+    let special = [f64::NAN, f64::INFINITY, -0.0, 3e38, 1e-45, 255.0, -128.0, 0.5, 65535.0, f64::NEG_INFINITY];
+    let numbers = |seed: usize| -> Vec<f64> {
+        (0..80).map(|i| special.get(i * seed % 37).copied().unwrap_or((i * 29 % 83) as f64 / 7.0 - 5.0)).collect()
+    };
+    for (dtype, other) in [("f32", "f32"), ("f64", "i8"), ("f16", "bf16"), ("i32", "u8"), ("u8", "i7"), ("bool", "i16")]
+    {
+        for statement in statements {
+            let run_inside = |inside: &str| -> Result<Vec<u64>, String> {
+                let text = format!(
+                    "program \"p\" buffer X: {dtype}[80] global input buffer Z: {other}[80] global input
+                    buffer Y: {dtype}[80] global output buffer W: f32[80] global kept loops i, j
+                    run {{ for i in 80 {{ Y[i] = 1.0 }} for i in 33 {{ W[i] = 2.0 }} for i in 70 {{ {inside} }} }}"
+                );
+                let mut arguments = vec![numbers(7), numbers(11), vec![0.0; 80]];
+                run(&program(&text), &mut arguments).map_err(|fault| fault.to_string().replace(", j=0", ""))?;
+                Ok(arguments[2].iter().map(|x| x.to_bits()).collect())
+            };
+            let (together, in_order) = (run_inside(statement), run_inside(&format!("for j in 1 {{ {statement} }}")));
+            assert_eq!(together, in_order, "{dtype}, {other}: {statement}");
+        }
+    }
+}
+
 #[test]
 fn wrong_arguments_are_refused() {
     let program = matmul("f32", 2, 3, 4);
