@@ -430,6 +430,49 @@ fn quantized_residual_sums_are_epilogues() {
     assert!(found.iter().any(|y| *y > zy + 50) && found.contains(&zy), "{found:?}");
 }
 
+/// Activations of 16 bits stay in f32; the product before rounds to their levels.
+#[test]
+fn activations_of_16_bits_are_rounded_by_the_product() {
+    let real = |name: &str, n: usize| GraphPort { dtype: DType::F32, ..port(name, n) };
+    let x: Vec<f64> = integers(M * K, 3).iter().map(|x| (*x as i32 - 128).into()).collect();
+    let w: Vec<f64> = integers(K * N, -125).iter().map(|w| (*w as i32).into()).collect();
+    for (dtype, zero) in [(DType::U16, 500), (DType::I16, -300)] {
+        let model = ModelFile {
+            name: "levels".to_owned(),
+            opset: 21,
+            inputs: vec![real("x", K)],
+            outputs: vec![real("y", N)],
+            weights: vec![
+                ("w".to_owned(), Tensor::from_floats(DType::F32, [K, N], &w)),
+                scale("s", 9.0),
+                ("z".to_owned(), Tensor::from_integers(dtype, [0; 0], &[zero])),
+            ],
+            nodes: vec![
+                node("MatMul", "x w", "p"),
+                node("QuantizeLinear", "p s z", "q"),
+                node("DequantizeLinear", "q s z", "y"),
+            ],
+            ..ModelFile::default()
+        };
+        let graph = read_back(&model);
+        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+        let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
+        assert!(matches!(&tasks[..], [task] if task.contains("+round")), "{tasks:?}");
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+        runner.set("x", &Tensor::from_floats(DType::F32, [M, K], &x)).unwrap();
+        runner.run().unwrap();
+        // Sums are exact, no quotient is near the middle between two levels, and some are below the least.
+        let [low, high] = if dtype == DType::U16 { [0, 65_535] } else { [-32_768, 32_767] };
+        let expected = |at: usize| {
+            let sum: f64 = (0..K).map(|k| x[at / N * K + k] * w[k * N + at % N]).sum();
+            let level = ((sum / 9.0).round_ties_even() as i64 + zero as i64).clamp(low, high);
+            (level - zero as i64) as f64 * 9.0
+        };
+        let found = runner.outputs()[0].1.floats();
+        assert_eq!(found, (0..M * N).map(expected).collect::<Vec<_>>(), "{dtype:?}");
+    }
+}
+
 /// Sums of two products, each quantized, scaled by column and quantized again, as in the first blocks of a
 /// residual network: everything becomes epilogues of the products.
 #[test]
