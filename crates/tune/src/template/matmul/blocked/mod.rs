@@ -222,7 +222,10 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     let depth = k_block_of(p, blocks.depth).min(k) as f64;
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
-    let cost = if p.dot == Some(TensorProduct::Dot4) { cost_of_dot4(s) } else { 1.0 };
+    // Products of bytes were fitted anew. Another hyperthread of the core may take turns with loads: tiles
+    // with few of them lose least.
+    let multiplies_bytes = p.dot == Some(TensorProduct::Dot4);
+    let (cost, per_load, overlap) = if multiplies_bytes { (cost_of_dot4(s), 0.02, 0.1) } else { (1.0, 0.0, 0.2) };
     // Each panel of B is read once for each tile of rows, the first time from the memory level that holds B.
     let is_copied = text("pack_b") == "block";
     let again = if is_copied { 1.0 } else { 1.0 - 1.0 / ceil_div(m, mr) as f64 };
@@ -237,9 +240,10 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
                 let read = a / bandwidth(s, a_from) + again * b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
-                let step = cost * step_cycles(s, vectors, rows) + 1.0 / int("unroll_k") as f64;
+                let loads = per_load * (vectors + rows) as f64;
+                let step = cost * step_cycles(s, vectors, rows) + loads + 1.0 / int("unroll_k") as f64;
                 let compute = at_once * step + 20.0 + 3.0 * (rows * vectors) as f64;
-                cycles += n_k * n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
+                cycles += n_k * n_m * n_n * (compute.max(read) + overlap * compute.min(read));
             }
         }
     }
@@ -251,6 +255,8 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     };
     let (a_elements, b_elements) = ((m * k) as f64, (n * k) as f64);
     cycles += match text("pack_a").as_str() {
+        // Rows along the reduction are read as fast as copies of them.
+        "none" if multiplies_bytes && p.a.is_k_last() => 0.0,
         "none" => 0.05 * cycles,
         "rows" => 0.5 * a_elements * repeats("ic", blocks.columns, "jc"),
         _ => 1.0 * a_elements * repeats("ic", blocks.columns, "jc"),
@@ -265,7 +271,14 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     let sums = if is_inside("ic") { rows } else { m as f64 } * if is_inside("jc") { columns } else { n as f64 };
     let sum_bytes = s.workload.dtype.bytes() as f64;
     let n_again = (ceil_div(k, depth as i64) - 1) as f64;
+    // An epilogue of a block reads the sums once more.
+    let n_again = n_again + f64::from(u8::from(multiplies_bytes && p.has_epilogue && text("epilogue") == "block"));
     cycles += n_again * 2.0 * (m * n) as f64 * sum_bytes / bandwidth(s, sums * sum_bytes);
+    // Blocks of columns each stream A, which overlaps with the rest as far as prefetching by the CPU goes.
+    let a_bytes = a_elements * bytes;
+    if multiplies_bytes && is_meshed(s) && is_before(&order, "jc", "ic") && a_bytes > 0.7 * s.target.l2_bytes as f64 {
+        cycles += 0.25 * (blocks.columns - 1) as f64 * a_bytes / bandwidth(s, a_bytes);
+    }
     let b_bytes = b_elements * bytes;
     let is_cold = is_cold(s, p);
     if is_cold || !is_copied {
