@@ -183,12 +183,13 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
 }
 
 /// If-converts a specialised graph: computes both branches of each `If` and selects among their outputs by
-/// [`Select`]. With `unrolls`, loops of constant length are unrolled unless they are too long.
+/// [`Select`]. With `unrolls`, loops of constant length are unrolled unless they are too long. Mixtures of
+/// experts become other operators, with loops of computed lengths unless it `unrolls`.
 ///
 /// # Panics
 /// If the graph is not specialised.
 pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
-    if !graph.nodes().any(|(_, node)| matches!(node.op, Op::If(_) | Op::Loop(_))) {
+    if !graph.nodes().any(|(_, node)| matches!(node.op, Op::If(_) | Op::Loop(_) | Op::Experts(_))) {
         return Cow::Borrowed(graph);
     }
     let mut job = Specialiser { takes_both: true, unrolls, ..Specialiser::new(Bindings::default().fold_bytes) };
@@ -448,9 +449,10 @@ impl Specialiser {
                 let body = op.graph(&facts, &node.place).map_err(Reason::Op)?;
                 self.inline_operator(old, node, &body, inputs, map);
             }
-            (Op::Experts(op), _) => {
+            // What to make of a mixture of experts is decided by the target, as what to make of branches.
+            (Op::Experts(op), _) if self.takes_both => {
                 let is_open = inputs[0].is_some_and(|id| self.graph.value(id).varies.shape);
-                let body = op.graph(&facts, &node.place, is_open).map_err(Reason::Op)?;
+                let body = op.graph(&facts, &node.place, is_open, !self.unrolls).map_err(Reason::Op)?;
                 self.inline_operator(old, node, &body, inputs, map);
             }
             // Rules that look for a producer, such as a dequantization, find it.

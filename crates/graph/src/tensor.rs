@@ -1,6 +1,7 @@
 //! Host tensors: an element type, a shape, and reference-counted bytes.
 
 use std::fmt;
+use std::ops::Range;
 
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -232,6 +233,15 @@ impl Tensor {
     /// Bytes of the elements, which need not be aligned.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
+    }
+
+    /// Range of the first dimension, which shares memory with the tensor; `None` if it is not all there.
+    pub fn rows(&self, rows: Range<usize>) -> Option<Tensor> {
+        let (&n, shape) = self.ty.shape.split_first()?;
+        let n_bytes = self.bytes.len().checked_div(n)?;
+        let is_there = rows.start <= rows.end && rows.end <= n;
+        let bytes = is_there.then(|| self.bytes.slice(rows.start * n_bytes..rows.end * n_bytes))?;
+        Some(Tensor { ty: TensorType::new(self.ty.dtype, [&[rows.len()], shape].concat()), bytes })
     }
 
     /// Elements converted to f64.

@@ -3,9 +3,9 @@
 
 use super::repeat::{GraphDraft, carry_out, known, nowhere, with_all};
 use super::{
-    Binary, Clip, Fact, Gather, GatherBlockQuantized, GatherElements, Import, Inputs, MatMul, MatMulNBits, OneHot, Op,
-    Operation, Operator, Reduce, ReduceKind, Reshape, ScaledBlocks, Shape, Softmax, SoftmaxKind, TopK, Transpose,
-    Unary, Unsqueeze,
+    Binary, Body, Cast, Clip, Concat, Expand, Fact, Gather, GatherBlockQuantized, GatherElements, Import, Inputs, Loop,
+    MatMul, MatMulNBits, OneHot, Op, Operation, Operator, Reduce, ReduceKind, Reshape, ScaledBlocks, Scatter,
+    ScatterNd, Shape, Softmax, SoftmaxKind, TopK, Transpose, Unary, Unsqueeze,
 };
 use crate::error::{Place, invalid, unsupported};
 use crate::specialise::infer_graph;
@@ -47,6 +47,7 @@ pub enum ExpertActivation {
 }
 
 /// Sizes of a mixture of experts.
+#[derive(Clone, Copy)]
 struct Sizes {
     tokens: usize,
     hidden: usize,
@@ -55,6 +56,21 @@ struct Sizes {
     wide: usize,
     /// Columns of the second weights.
     inner: usize,
+}
+
+/// Number of tokens that an expert processes at once. Products of as many rows take as long as reading the
+/// weights from memory.
+const BLOCK_ROWS: usize = 12;
+
+/// Weights of a product: those of all experts, one behind the other, or of one of them.
+#[derive(Clone, Copy)]
+enum Weights {
+    /// Rows of all experts.
+    Rows,
+    /// Columns of all experts.
+    Columns,
+    /// Weights of one expert, by its index.
+    Of(usize),
 }
 
 const DOMAIN: &str = "com.microsoft";
@@ -149,21 +165,33 @@ impl Experts {
     }
 
     /// Equivalent graph of other operators for inputs of these types. If few tokens pass through few experts,
-    /// the weights of these are looked up; else all tokens pass through all experts, and shares of 0 leave
-    /// most of them out. `is_open`: the number of tokens is any.
+    /// the weights of these are looked up. Of many tokens, `by_loops`, each expert processes its own in a
+    /// loop, some rows at a time. Else all tokens pass through all experts, and shares of 0 leave most of
+    /// them out. `is_open`: the number of tokens is any.
     ///
     /// # Errors
     /// If the inputs do not fit.
-    pub(crate) fn graph(&self, inputs: &[Option<Fact<'_>>], place: &Place, is_open: bool) -> Result<Graph, OpError> {
+    pub(crate) fn graph(
+        &self,
+        inputs: &[Option<Fact<'_>>],
+        place: &Place,
+        is_open: bool,
+        by_loops: bool,
+    ) -> Result<Graph, OpError> {
         let sizes = self.sizes(inputs)?;
         let mut draft = GraphDraft { graph: Graph::default(), place };
         draft.graph.inputs = inputs.iter().map(|_| draft.graph.add_value(Value::default())).collect();
-        let mut job = Drawing { op: self, inputs, sizes, draft };
-        let ids = job.draft.graph.inputs.clone();
-        let x = job.reshaped(ids[0], &[-1, job.sizes.hidden as i64]);
+        let ids = draft.graph.inputs.clone();
+        let mut job = Drawing { op: self, inputs, ids: ids.clone(), sizes, draft };
+        let x = job.reshaped(ids[0], &[-1, sizes.hidden as i64]);
         let (shares, which) = job.routed(ids[1]);
-        let looks_up = !is_open && job.sizes.tokens * self.k < job.sizes.experts;
-        let y = if looks_up { job.of_chosen(x, shares, which) } else { job.of_all(x, shares, which)? };
+        // Numbers of tokens in f16 are exact up to 2048 alone.
+        let by_loops = by_loops && job.dtype() == DType::F32 && sizes.tokens > BLOCK_ROWS;
+        let y = match () {
+            () if !is_open && sizes.tokens * self.k < sizes.experts => job.of_chosen(x, shares, which),
+            () if !is_open && by_loops && 2 * self.k <= sizes.experts => job.of_each(x, shares, which)?,
+            () => job.of_all(x, shares, which)?,
+        };
         let shape = job.draft.node(Shape { start: 0, end: None }.into(), &[ids[0]]);
         let y = job.draft.node(Reshape { shape: None, allow_zero: false }.into(), &[y, shape]);
         job.draft.graph.outputs = vec![y];
@@ -171,10 +199,12 @@ impl Experts {
     }
 }
 
-/// Graph of a mixture of experts under construction.
+/// Graph of a mixture of experts, or of a part of it, under construction.
 struct Drawing<'a> {
     op: &'a Experts,
     inputs: &'a [Option<Fact<'a>>],
+    /// Inputs of the operator as values of the graph.
+    ids: Vec<ValueId>,
     sizes: Sizes,
     draft: GraphDraft<'a>,
 }
@@ -200,7 +230,7 @@ impl Drawing<'_> {
 
     /// Input, if it is given.
     fn input(&self, at: usize) -> Option<ValueId> {
-        self.inputs.get(at).copied().flatten().map(|_| self.draft.graph.inputs[at])
+        self.inputs.get(at).copied().flatten().map(|_| self.ids[at])
     }
 
     /// Experts of each token `[tokens, k]`, and their shares.
@@ -233,7 +263,7 @@ impl Drawing<'_> {
             linear = self.draft.node(Clip { min: Some(-limit), max: Some(limit) }.into(), &[linear]);
         }
         if beta != 0.0 {
-            let dtype = self.inputs[0].expect("there are tokens").dtype();
+            let dtype = self.dtype();
             let beta = self.draft.constant(Tensor::from_floats(dtype, [], &[beta]));
             linear = self.draft.node(Op::Binary(Binary::Add), &[linear, beta]);
         }
@@ -255,16 +285,29 @@ impl Drawing<'_> {
     }
 
     /// Scales of the weights of a product, `[experts, rows, blocks]`.
-    fn scales(&mut self, of: usize, blocks: ScaledBlocks) -> Option<ValueId> {
-        let scales = self.input(self.op.ports(of)[1])?;
+    fn scales(&mut self, of: usize, blocks: ScaledBlocks, which: Weights) -> Option<ValueId> {
+        let scales = self.chosen(self.op.ports(of)[1], which)?;
         let [rows, columns] = self.extents(of);
         let n_blocks = columns.div_ceil(blocks.size);
         if self.op.blocks?[of].size > 0 {
             return Some(scales);
         }
+        let n = if matches!(which, Weights::Of(_)) { 1 } else { self.sizes.experts };
         let column = self.widened(scales, &[2]);
-        let to = self.draft.constant(Tensor::vector(&[self.sizes.experts as i64, rows as i64, n_blocks as i64]));
-        Some(self.draft.node(super::Expand.into(), &[column, to]))
+        let to = self.draft.constant(Tensor::vector(&[n as i64, rows as i64, n_blocks as i64]));
+        Some(self.draft.node(Expand.into(), &[column, to]))
+    }
+
+    /// Input with something for each expert, if it is given, or its part for one expert.
+    fn chosen(&mut self, at: usize, which: Weights) -> Option<ValueId> {
+        let whole = self.input(at)?;
+        let Weights::Of(expert) = which else { return Some(whole) };
+        if let Some(tensor) = self.inputs[at].and_then(|fact| fact.value) {
+            let part = tensor.rows(expert..expert + 1).expect("there is such an expert");
+            return Some(self.draft.constant(part));
+        }
+        let at = self.draft.constant(Tensor::vector(&[expert as i64]));
+        Some(self.draft.node(Gather { axis: 0 }.into(), &[whole, at]))
     }
 
     /// Products of the looked-up weights with `x` `[tokens, 1 or k, 1, columns]`: `[tokens, k, rows]`.
@@ -274,7 +317,7 @@ impl Drawing<'_> {
         let own = match self.blocks(of) {
             None => self.draft.node(Gather { axis: 0 }.into(), &[weights, which]),
             Some(blocks) => {
-                let (scales, zeros) = (self.scales(of, blocks), self.input(zeros));
+                let (scales, zeros) = (self.scales(of, blocks, Weights::Rows), self.input(zeros));
                 let op = GatherBlockQuantized { blocks, quantize_axis: 2, gather_axis: 0 };
                 self.draft.join_by(op.into(), vec![Some(weights), Some(which), scales, zeros])
             }
@@ -298,24 +341,38 @@ impl Drawing<'_> {
         self.summed(scaled, 1)
     }
 
-    /// Product of `x` with the weights of all experts, in a shape of two dimensions: their rows one behind
-    /// the other or, with `joins`, their columns.
+    /// Product of `x`, in a shape of two dimensions, with weights.
     ///
     /// # Errors
     /// If packed zero points cannot be joined.
-    fn of_weights(&mut self, of: usize, x: ValueId, joins: bool) -> Result<ValueId, OpError> {
+    fn of_weights(&mut self, of: usize, x: ValueId, which: Weights) -> Result<ValueId, OpError> {
         let [weights, _, _, zeros] = self.op.ports(of);
-        let weights = self.input(weights).expect("there are weights");
+        let weights = self.chosen(weights, which).expect("there are weights");
         let ([rows, columns], experts) = (self.extents(of), self.sizes.experts);
-        let [n, k] = if joins { [rows, experts * columns] } else { [experts * rows, columns] };
+        let joins = matches!(which, Weights::Columns);
+        let [n, k] = match which {
+            Weights::Rows => [experts * rows, columns],
+            Weights::Columns => [rows, experts * columns],
+            Weights::Of(_) => [rows, columns],
+        };
         let Some(blocks) = self.blocks(of) else {
             let order = if joins { vec![0, 2, 1] } else { vec![2, 0, 1] };
-            let turned = self.draft.node(Transpose { order: Some(order) }.into(), &[weights]);
+            let turn = Op::from(Transpose { order: Some(order) });
+            // Loops compute anew what depends on constants alone.
+            let turned = match self.draft.graph.value(weights).constant.clone() {
+                Some(own) if matches!(which, Weights::Of(_)) => {
+                    let fact = Some(Fact { ty: own.ty(), value: Some(&own) });
+                    let turned = turn.operation().evaluate(Inputs(&[fact]))?.remove(0);
+                    self.draft.constant(turned)
+                }
+                _ => self.draft.node(turn, &[weights]),
+            };
             let matrix = self.reshaped(turned, &[k as i64, n as i64]);
             return Ok(self.draft.node(MatMul.into(), &[x, matrix]));
         };
         let n_blocks = k / blocks.size;
-        let zeros = self.input(zeros);
+        let zeros = self.chosen(zeros, which);
+        let scales = self.scales(of, blocks, which).ok_or_else(|| invalid!("its scales are missing"))?;
         let each = 8 / blocks.bits;
         if zeros.is_some()
             && (self.op.blocks.is_some_and(|own| own[of].size == 0) || joins && columns / blocks.size % each != 0)
@@ -330,34 +387,127 @@ impl Drawing<'_> {
         };
         let weights = matrix(weights, &[n, n_blocks, blocks.size / each]);
         let zeros = zeros.map(|zeros| matrix(zeros, &[n, n_blocks.div_ceil(each)]));
-        let scales = self.scales(of, blocks).ok_or_else(|| invalid!("its scales are missing"))?;
-        let order = Transpose { order: Some(vec![1, 0, 2]) };
-        let scales = if joins { self.draft.node(order.into(), &[scales]) } else { scales };
-        let scales = self.reshaped(scales, &[n as i64, n_blocks as i64]);
+        let scales = matrix(scales, &[n, n_blocks]);
         let op = MatMulNBits { n, k, blocks, rounds: self.op.rounds };
         Ok(self.draft.join_by(op.into(), vec![Some(x), Some(weights), Some(scales), zeros]))
     }
 
+    /// Shares of all experts in each token, `[tokens, experts]`, and ones for those that it passes through.
+    fn placed(&mut self, shares: ValueId, which: ValueId) -> [ValueId; 2] {
+        let dtype = self.dtype();
+        let off_and_on = self.draft.constant(Tensor::from_floats(dtype, [2], &[0.0, 1.0]));
+        let n = self.draft.number(self.sizes.experts as i64);
+        let is_one = self.draft.node(OneHot { axis: -1 }.into(), &[which, n, off_and_on]);
+        let shares = self.widened(shares, &[2]);
+        let placed = self.product_of(is_one, shares);
+        [self.summed(placed, 1), self.summed(is_one, 1)]
+    }
+
+    /// Passes the tokens of each expert through it in a loop of its own, which adds to the result of all.
+    ///
+    /// # Errors
+    /// If zero points have no scales in blocks.
+    fn of_each(&mut self, x: ValueId, shares: ValueId, which: ValueId) -> Result<ValueId, OpError> {
+        let Sizes { tokens, hidden, experts, .. } = self.sizes;
+        let [shares, is_one] =
+            self.placed(shares, which).map(|id| self.draft.node(Transpose { order: Some(vec![1, 0]) }.into(), &[id]));
+        let count = self.summed(is_one, 1);
+        let mut count = self.draft.node(Cast { to: Some(DType::I64) }.into(), &[count]);
+        for (f, by) in [(Binary::Add, BLOCK_ROWS - 1), (Binary::Div, BLOCK_ROWS)] {
+            let by = self.draft.number(by as i64);
+            count = self.draft.node(Op::Binary(f), &[count, by]);
+        }
+        // An expert's own tokens come first. The others have shares of 0, as have the places after them.
+        let all = TopK { k: Some(tokens), axis: -1, is_largest: true };
+        let [_, order] = self.draft.pair(all.into(), &[is_one]);
+        let shares = self.draft.node(GatherElements { axis: -1 }.into(), &[shares, order]);
+        let [order, shares] =
+            [(order, DType::I64), (shares, self.dtype())].map(|(id, dtype)| self.in_blocks(id, dtype));
+        let zero = self.draft.constant(Tensor::from_floats(self.dtype(), [1], &[0.0]));
+        let whole = self.draft.constant(Tensor::vector(&[tokens as i64, hidden as i64]));
+        let mut y = self.draft.node(Expand.into(), &[zero, whole]);
+        for expert in 0..experts {
+            let at = self.draft.number(expert as i64);
+            let own = [count, order, shares].map(|id| self.draft.node(Gather { axis: 0 }.into(), &[id, at]));
+            y = self.of_one(expert, own, x, y)?;
+        }
+        Ok(y)
+    }
+
+    fn dtype(&self) -> DType {
+        self.inputs[0].expect("there are tokens").dtype()
+    }
+
+    /// Divides `[experts, tokens]` into blocks of rows, with zeros at the end of the last one:
+    /// `[experts, blocks, rows]`.
+    fn in_blocks(&mut self, mut id: ValueId, dtype: DType) -> ValueId {
+        let Sizes { tokens, experts, .. } = self.sizes;
+        let n_blocks = tokens.div_ceil(BLOCK_ROWS);
+        let n_added = n_blocks * BLOCK_ROWS - tokens;
+        if n_added > 0 {
+            let none = TensorType::new(dtype, [experts, n_added]);
+            let n_bytes = none.checked_bytes().expect("fewer bytes than the tokens have");
+            let zeros = Tensor::new(none, vec![0; n_bytes].into()).expect("its bytes are as many");
+            let zeros = self.draft.constant(zeros);
+            id = self.draft.node(Concat { axis: 1 }.into(), &[id, zeros]);
+        }
+        self.reshaped(id, &[experts as i64, n_blocks as i64, BLOCK_ROWS as i64])
+    }
+
+    /// Adds the loop of an expert over the blocks of its tokens, whose number, indices and shares are `own`.
+    fn of_one(&mut self, expert: usize, own: [ValueId; 3], x: ValueId, y: ValueId) -> Result<ValueId, OpError> {
+        let [count, order, shares] = own;
+        let given: Vec<usize> = (0..self.inputs.len()).filter(|at| self.inputs[*at].is_some()).collect();
+        let mut inputs = vec![Some(count), None, Some(y), Some(x), Some(order), Some(shares)];
+        let n_own = inputs.len();
+        inputs.extend(given.iter().map(|at| Some(self.ids[*at])));
+        let mut draft = GraphDraft { graph: Graph::default(), place: self.draft.place };
+        draft.graph.inputs = inputs.iter().map(|_| draft.graph.add_value(Value::default())).collect();
+        let ports = draft.graph.inputs.clone();
+        let mut ids = vec![ports[0]; self.inputs.len()];
+        given.iter().zip(&ports[n_own..]).for_each(|(at, id)| ids[*at] = *id);
+        let mut body = Drawing { op: self.op, inputs: self.inputs, ids, sizes: self.sizes, draft };
+        let y = body.block(expert, [ports[0], ports[2], ports[3], ports[4], ports[5]])?;
+        let goes_on = body.draft.constant(Tensor::from_integers(DType::Bool, [], &[1]));
+        body.draft.graph.outputs = vec![goes_on, y];
+        let captures = (3..inputs.len()).collect();
+        let op = Loop { body: Body { graph: Box::new(body.draft.graph), captures }, n_carried: 1 };
+        Ok(self.draft.join_by(op.into(), inputs))
+    }
+
+    /// Passes a block of tokens through an expert, and adds the results to `y`.
+    fn block(&mut self, expert: usize, [at, y, x, order, shares]: [ValueId; 5]) -> Result<ValueId, OpError> {
+        let [order, shares] = [order, shares].map(|id| self.draft.node(Gather { axis: 0 }.into(), &[id, at]));
+        let mut rows = self.draft.node(Gather { axis: 0 }.into(), &[x, order]);
+        for of in 0..2 {
+            rows = self.of_weights(of, rows, Weights::Of(expert))?;
+            if let Some(bias) = self.chosen(self.op.ports(of)[2], Weights::Of(expert)) {
+                rows = self.draft.node(Op::Binary(Binary::Add), &[rows, bias]);
+            }
+            if of == 0 {
+                rows = self.activated(rows, 1, self.sizes.inner);
+            }
+        }
+        let shares = self.widened(shares, &[1]);
+        let rows = self.product_of(rows, shares);
+        let places = self.widened(order, &[1]);
+        Ok(self.draft.node(ScatterNd { reduction: Scatter::Add }.into(), &[y, places, rows]))
+    }
+
     fn of_all(&mut self, x: ValueId, shares: ValueId, which: ValueId) -> Result<ValueId, OpError> {
         let Sizes { experts, wide, inner, .. } = self.sizes;
-        let mut sums = self.of_weights(0, x, false)?;
+        let mut sums = self.of_weights(0, x, Weights::Rows)?;
         if let Some(bias) = self.input(self.op.ports(0)[2]) {
             let bias = self.reshaped(bias, &[(experts * wide) as i64]);
             sums = self.draft.node(Op::Binary(Binary::Add), &[sums, bias]);
         }
         let between = self.activated(sums, 1, experts * inner);
-        let dtype = self.inputs[0].expect("there are tokens").dtype();
-        let off_and_on = self.draft.constant(Tensor::from_floats(dtype, [2], &[0.0, 1.0]));
-        let n = self.draft.number(experts as i64);
-        let is_one = self.draft.node(OneHot { axis: -1 }.into(), &[which, n, off_and_on]);
-        let shares = self.widened(shares, &[2]);
-        let placed = self.product_of(is_one, shares);
-        let of_all = self.summed(placed, 1);
+        let [of_all, _] = self.placed(shares, which);
         let apart = self.reshaped(between, &[-1, experts as i64, inner as i64]);
         let factors = self.widened(of_all, &[2]);
         let scaled = self.product_of(apart, factors);
         let scaled = self.reshaped(scaled, &[-1, (experts * inner) as i64]);
-        let sums = self.of_weights(1, scaled, true)?;
+        let sums = self.of_weights(1, scaled, Weights::Columns)?;
         let Some(bias) = self.input(self.op.ports(1)[2]) else { return Ok(sums) };
         let of_bias = self.draft.node(MatMul.into(), &[of_all, bias]);
         Ok(self.draft.node(Op::Binary(Binary::Add), &[sums, of_bias]))
@@ -367,12 +517,12 @@ impl Drawing<'_> {
 impl Operation for Experts {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let none = TensorType::new(DType::Bool, []);
-        infer_graph(&self.graph(inputs.0, &nowhere(), false)?, &with_all(inputs.0, &none))
+        infer_graph(&self.graph(inputs.0, &nowhere(), false, false)?, &with_all(inputs.0, &none))
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let none = Tensor::from_integers(DType::Bool, [], &[0]);
         let given = known(inputs.0)?.into_iter().map(|tensor| tensor.unwrap_or_else(|| none.clone())).collect();
-        carry_out(&self.graph(inputs.0, &nowhere(), false)?, given)
+        carry_out(&self.graph(inputs.0, &nowhere(), false, false)?, given)
     }
 }

@@ -92,7 +92,7 @@ fn mixture(seed: u64) -> Drawn {
     let [hidden, inner] = [0; 2].map(|_| 16 * random.random_range(1..4));
     let experts: usize = random.random_range(2..7);
     let k = random.random_range(1..=experts.min(3));
-    let tokens = *[1, 1, 2, 9].choose(random).unwrap();
+    let tokens = *[1, 2, 9, 24, 29].choose(random).unwrap();
     let activation = *["relu", "silu", "identity", "swiglu"].choose(random).unwrap();
     let parts = if activation == "swiglu" { 2 } else { 1 };
     let [is_normalized, has_bias] = [0; 2].map(|_| random.random_bool(0.5));
