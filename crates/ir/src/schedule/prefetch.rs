@@ -13,8 +13,9 @@ use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Stmt};
 pub const LINE_BYTES: i64 = 64;
 /// Maximum number of cache lines that one iteration prefetches; more cost more than they gain.
 pub const MOST_PREFETCHED_LINES: i64 = 128;
-/// Number of iterations of a loop with an open extent that share what is prefetched; those after them
-/// prefetch it again, which costs little, and a run with few iterations prefetches nearly all of it.
+/// Number of iterations in a turn of a loop with an open extent. All but the first of a turn share what is
+/// prefetched; those of later turns prefetch it again, which costs little. The first one, which may be the
+/// only one of a run, is not held up: it touches again what it reads itself.
 const TURN_OF_OPEN: i64 = 4;
 
 /// Applies [`Step::Prefetch`](super::Step::Prefetch).
@@ -43,8 +44,8 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64, insid
             )));
         }
         let mut lines = Lines::of(names, target, at, &l.body, &ranges).map_err(fail)?;
-        lines.first = lines.first.iter().map(|e| e.substitute(var, &Index::from(var).offset(ahead))).collect();
         let Some((&innermost, outer)) = inside.split_last() else {
+            lines.move_to(var, &Index::from(var).offset(ahead));
             l.body.splice(0..0, simplify_block(lines.fetch(&loops, at).map_err(fail)?, &mut ranges));
             return Ok(vec![Stmt::For(l)]);
         };
@@ -53,8 +54,8 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64, insid
         edit_block(names, &mut l.body, innermost, &mut ranges, &mut |_, mut inner, ranges| {
             let mut ranges = ranges.clone();
             ranges.push(inner.var, inner.extent.clone());
-            // The number of the iteration, of so many.
-            let (mut at, mut n) = (Index::from(0), 1i64);
+            // The number of the iteration, of so many, and how many iterations of `at` ahead it fetches.
+            let (mut at, mut n, mut reach) = (Index::from(0), 1i64, Index::from(ahead));
             for &l in outer.iter().chain([&innermost]) {
                 let name = names.loop_name(l);
                 let Some((_, extent)) = ranges.loops().iter().find(|(var, _)| *var == l) else {
@@ -62,12 +63,18 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64, insid
                 };
                 let most = ranges.upper(extent).ok_or_else(|| fail(format!("no bound is known of loop `{name}`")))?;
                 let (turn, most) = match ranges.is_open(extent) && most > TURN_OF_OPEN {
-                    true => (Index::from(l).modulo(TURN_OF_OPEN), TURN_OF_OPEN),
+                    true => {
+                        let turn = Index::from(l).modulo(TURN_OF_OPEN);
+                        reach = reach.smaller(&turn.scale(ahead));
+                        (turn.larger(&Index::from(1)).offset(-1), TURN_OF_OPEN - 1)
+                    }
                     false => (Index::from(l), most),
                 };
                 (at, n) = (at.scale(most).add(&turn), n.saturating_mul(most));
             }
             is_there = true;
+            let mut lines = lines.clone();
+            lines.move_to(var, &Index::from(var).add(&reach));
             let fetch = lines.fetch_part(loops[0], per_line, &at, n, innermost_name).map_err(fail)?;
             inner.body.splice(0..0, simplify_block(fetch, &mut ranges));
             Ok(vec![Stmt::For(inner)])
@@ -77,6 +84,7 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64, insid
 }
 
 /// Cache lines of a buffer that an iteration of a loop touches.
+#[derive(Clone)]
 struct Lines {
     buffer: BufferId,
     for_write: bool,
@@ -97,6 +105,11 @@ impl Lines {
         let touched = region(program, &by_digits, buffer, AccessKind::Any, ranges, &format!("in loop `{at}`"))?;
         let steps = steps_of_lines(program.buffer(buffer));
         Ok(Lines { buffer, for_write: writes(body, buffer), first: touched.lower, extents: touched.most, steps })
+    }
+
+    /// Makes them those of another iteration.
+    fn move_to(&mut self, var: LoopId, iteration: &Index) {
+        self.first.iter_mut().for_each(|e| *e = e.substitute(var, iteration));
     }
 
     /// Prefetches all of them.

@@ -237,6 +237,10 @@ impl<'a> BlockedDecisions<'a> {
             NEXT_PANEL => Some(prefetch_in_parts(read, "jr", 1, &["ir", "ko"])),
             ahead => Some(prefetch(read, "ko", ahead)),
         });
+        // If there are few rows, the tiles before have not fetched all of a panel.
+        if self.prefetch_b == NEXT_PANEL && p.open[0].is_some() {
+            steps.push(prefetch(read, "ko", OWN_PANEL_AHEAD));
+        }
         steps
     }
 
@@ -262,6 +266,9 @@ impl<'a> BlockedDecisions<'a> {
         steps
     }
 }
+
+/// Iterations of the reduction that tiles of open rows prefetch their own panel ahead.
+const OWN_PANEL_AHEAD: i64 = 8;
 
 /// Loops over rows or columns that the epilogue shares, and inside which the sums that it reads are computed.
 #[derive(Clone, Copy)]
