@@ -84,6 +84,16 @@ impl<'a> Probes<'a> {
         self.at.iter().enumerate().flat_map(of).chain([self.most()])
     }
 
+    /// Sizes of few rows, for each dimension, with the others at their largest; `None` if those of probes are
+    /// as few. Of a single row, transpositions, for example, are none.
+    pub(super) fn few(&self) -> impl Iterator<Item = Option<Vec<i64>>> {
+        self.dims.iter().zip(&self.at).enumerate().map(|(at, (dim, [first, _]))| {
+            let mut own = self.most();
+            own[at] = if dim.least == 1 { dim.least + dim.step } else { dim.least };
+            (own[at] >= 1 && own[at] < *first).then_some(own)
+        })
+    }
+
     /// Dimension with which numbers at these sizes vary; the first if none or several.
     fn dim_of<T: PartialEq>(&self, at_sizes: &[T]) -> usize {
         let differs = |dim: &usize| at_sizes[2 * dim..2 * dim + 2].iter().any(|own| Some(own) != at_sizes.last());

@@ -95,25 +95,29 @@ impl Least<'_> {
     }
 }
 
-/// Checks that numbers within nodes are affine also where few rows are, those of the smallest size beyond 1,
-/// if its net has as many nodes as those of probes, the last of which is the largest.
+/// Checks that numbers within nodes are affine also where few rows are, by nets of few of one dimension and
+/// the largest number of the others, if they have as many nodes as those of probes, the last of which is the
+/// largest.
 ///
 /// # Errors
 /// If one is not.
-pub(super) fn require_nodes(probes: &Probes, few: Fused, nets: &[Fused]) -> Result<(), OpenError> {
-    let ([dim], [[first, _]], [of_first, .., most]) = (probes.dims, &probes.at[..], nets) else { return Ok(()) };
-    let size = if dim.least == 1 { dim.least + dim.step } else { dim.least };
-    let own = Probes { dims: probes.dims, at: vec![[size, *first]] };
-    let mut nets = vec![few, of_first.clone(), most.clone()];
-    let n_nodes = |fused: &Fused| (fused.net.nodes.len(), fused.net.values.len());
-    if size < 1 || size >= *first || nets.iter().any(|fused| n_nodes(fused) != n_nodes(most)) {
-        return Ok(());
+pub(super) fn require_nodes(probes: &Probes, few: Vec<Option<Fused>>, nets: &[Fused]) -> Result<(), OpenError> {
+    let most = nets.last().expect("invariant: the largest is last");
+    let sizes: Vec<Option<Vec<i64>>> = probes.few().collect();
+    for (dim, (few, sizes)) in few.into_iter().zip(sizes).enumerate() {
+        let (Some(few), Some(sizes)) = (few, sizes) else { continue };
+        let mut own = Probes { dims: probes.dims, at: probes.at.clone() };
+        own.at[dim] = [sizes[dim], probes.at[dim][0]];
+        let mut nets = nets.to_vec();
+        nets[2 * dim + 1] = std::mem::replace(&mut nets[2 * dim], few);
+        let n_nodes = |fused: &Fused| (fused.net.nodes.len(), fused.net.values.len());
+        if nets.iter().any(|fused| n_nodes(fused) != n_nodes(most)) || read_numbers(&own, &mut nets).is_err() {
+            continue;
+        }
+        let whole = nets.pop().expect("invariant: the largest is last");
+        SizeComparison { probes: &own, nets: &nets, whole: &whole }.nodes()?;
     }
-    if read_numbers(&own, &mut nets).is_err() {
-        return Ok(());
-    }
-    let whole = nets.pop().expect("invariant: the largest is last");
-    SizeComparison { probes: &own, nets: &nets, whole: &whole }.nodes()
+    Ok(())
 }
 
 /// Values that nodes read or compute, by their names, without names that several have.

@@ -134,11 +134,13 @@ pub fn open_both<E: From<OpenError>>(
     let mut lower = |sizes: &[i64]| lower(sizes[0], sizes.get(1).copied().unwrap_or(0));
     let mut nets = probes.sizes().map(|sizes| lower(&sizes)).collect::<Result<Vec<Fused>, E>>()?;
     // The model may be invalid at the smallest sizes, or another one.
-    let of_least = lower(&dims.iter().map(|dim| dim.least).collect::<Vec<_>>())?;
+    let least_sizes: Vec<i64> = dims.iter().map(|dim| dim.least).collect();
+    let of_least = lower(&least_sizes)?;
     let least = Least { dims: &dims, net: of_least.net.clone() };
     nets.iter().try_for_each(|fused| least.require_branches_of(&fused.net))?;
-    // Transpositions of a single row, for example, are none.
-    let few = if dim.least == 1 && second.is_none() { lower(&[dim.least + dim.step])? } else { of_least };
+    let mut of_few = |sizes: Vec<i64>| if sizes == least_sizes { Ok(of_least.clone()) } else { lower(&sizes) };
+    let few = probes.few().map(|sizes| sizes.map(&mut of_few).transpose());
+    let few = few.collect::<Result<Vec<Option<Fused>>, E>>()?;
     // Blocks of attention are worth it, but not a refusal.
     let divided = if second.is_none() { Undivided::divided(&nets) } else { None };
     let divided = divided.and_then(|divided| compared(&probes, divided).ok());

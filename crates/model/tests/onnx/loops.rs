@@ -1,6 +1,6 @@
 //! Loops whose steps are not unrolled, compared with the reference: in this process and as libraries.
 
-use tilewright_model::{OpenError, Step, open_or_repeat};
+use tilewright_model::{OpenError, Step, open_both, open_or_repeat};
 
 use super::libraries::{write_case, wrong_outputs};
 use super::*;
@@ -274,6 +274,20 @@ fn check_refused(nodes: &[Vec<u8>], why: &str) {
         assert!(error.contains(why) && error.contains("and n=20: n cannot be open"), "{error}");
     }
     assert!(tilewright_model::open::<OpenError>(&open::dim("n", 8, 20, 1), lower_at).is_ok());
+    // Beside another dimension, on which another output depends.
+    let others = [node("Shape", &["x"], &["s"], &[]), node("Neg", &["z"], &["other"], &[])];
+    let mut read = of_any_rows(&[&others[..], nodes].concat(), &[("x", F, &[4]), ("z", F, &[4])], &["y", "other"]);
+    let z = read.inputs.iter().copied().find(|&id| read.value(id).name == "z").unwrap();
+    read.value_mut(z).declared.as_mut().unwrap().dims.as_mut().unwrap()[0] = Dim::Named("m".to_owned());
+    let lower_both = |n: i64, m: i64| {
+        let dims = [("n", n), ("m", m)].map(|(name, size)| (name.to_owned(), size as usize)).to_vec();
+        let [open, second] = ["n", "m"].map(|name| Some(name.to_owned()));
+        let special = specialise(&read, &Bindings { dims, open, second, ..Bindings::default() });
+        Ok(lower(&special.graph, false, &host::target(), 1).unwrap())
+    };
+    let second = open::dim("m", 1, 30, 1);
+    assert!(open_both::<OpenError>(&dim, Some(&second), lower_both).is_err());
+    open_both::<OpenError>(&open::dim("n", 8, 20, 1), Some(&second), lower_both).unwrap();
 }
 
 /// A condition on an open length that holds for the longer ones, as that of tables of positions for long
