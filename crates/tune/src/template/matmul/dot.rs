@@ -39,12 +39,8 @@ const MOST_BYTES: i64 = 64;
 /// Whether operands are multiplied without conversion to a copy: in f32 or a type that is converted to it, or
 /// the bytes of a single column in whole vectors.
 fn multiplies_as_read(p: &MatmulProduct) -> bool {
-    let fits = !multiplies_bytes(p) || (p.n == 1 && !p.is_family() && p.k % MOST_BYTES == 0);
+    let fits = !p.multiplies_bytes() || (p.n == 1 && !p.is_family() && p.k % MOST_BYTES == 0);
     fits && !matches!(p.copied, Some(DType::Bf16 | DType::I16))
-}
-
-fn multiplies_bytes(p: &MatmulProduct) -> bool {
-    p.dot == Some(TensorProduct::Dot4)
 }
 
 fn applies(p: &MatmulProduct) -> bool {
@@ -151,7 +147,7 @@ fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Conf
 /// of the other.
 fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
-    let (bytes, at_once) = if multiplies_bytes(p) { (1, STEPS) } else { (s.workload.dtype.bytes() as i64, 1) };
+    let (bytes, at_once) = if p.multiplies_bytes() { (1, STEPS) } else { (s.workload.dtype.bytes() as i64, 1) };
     let row = (p.k * bytes) as f64;
     let steps = ceil_div(p.k, s.target.lanes(s.workload.dtype) * at_once) as f64;
     let rows_outside = space.text(config, "tiles") == "ir-jr";
@@ -189,7 +185,7 @@ fn product(s: &TemplateSetting, p: &MatmulProduct, threads: &str, space: &Space,
     // The lanes' sums have the loops of the sums.
     let [lanes_i, lanes_j] = [i, j].map(|l| format!("P.{l}"));
 
-    let of_bytes = multiplies_bytes(p);
+    let of_bytes = p.multiplies_bytes();
     let mut steps = if of_bytes { vec![split(k, STEPS, "kq", "k4")] } else { Vec::new() };
     let vectors = if of_bytes { "kq" } else { k };
     steps.extend([split(vectors, lanes, "ko", "kl"), rfactor(p.sum, "kl", "P")]);

@@ -133,6 +133,11 @@ struct MatmulFactor {
 }
 
 impl MatmulProduct {
+    /// Whether kernels add up dot products of four bytes.
+    fn multiplies_bytes(&self) -> bool {
+        self.dot == Some(TensorProduct::Dot4)
+    }
+
     fn of(s: &TemplateSetting) -> MatmulProduct {
         let w = &s.workload;
         let Structure::Contraction(contraction) = w.structure() else { panic!("{w} is no product of matrices") };

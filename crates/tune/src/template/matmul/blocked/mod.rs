@@ -8,7 +8,6 @@ use super::super::model::{bandwidth, cost_of_dot4, cuts, is_meshed, step_cycles}
 use super::super::share::{self, SharedWork};
 use super::super::{Template, TemplateSetting};
 use super::{FEW_ROWS, MatmulProduct, ceil_div, is_product_on_cpu, of_members};
-use tilewright_ir::TensorProduct;
 use tilewright_search::{Config, Parameter, Space};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
@@ -207,6 +206,33 @@ fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Conf
     of_one_thread(s, &own, of_own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
 }
 
+/// Cycles of register tiles with those of packing the operands, or of reading them where they are.
+fn with_copies(cycles: f64, p: &MatmulProduct, blocks: BlockSizes, space: &Space, config: &Config) -> f64 {
+    let text = |name: &str| space.text(config, name);
+    let order = space.order(config, "order");
+    let repeats = |of: &str, n_blocks: i64, over: &str| {
+        let depth_of = |l: &str| order.iter().position(|o| o == l).unwrap_or(0);
+        let again = depth_of(over) < depth_of(of) || depth_of(over) < depth_of("pc");
+        if again { n_blocks as f64 } else { 1.0 }
+    };
+    let (a_elements, b_elements) = ((p.m * p.k) as f64, (p.n * p.k) as f64);
+    let cycles = cycles
+        + match text("pack_a").as_str() {
+            // Rows along the reduction are read as fast as copies of them.
+            "none" if p.multiplies_bytes() && p.a.is_k_last() => 0.0,
+            "none" => 0.05 * cycles,
+            "rows" => 0.5 * a_elements * repeats("ic", blocks.columns, "jc"),
+            _ => 1.0 * a_elements * repeats("ic", blocks.columns, "jc"),
+        };
+    cycles
+        + match text("pack_b").as_str() {
+            // Rows of B are pages apart.
+            "none" => 0.1 * cycles,
+            "whole" if p.b.is_constant => 0.0,
+            _ => 0.5 * b_elements * repeats("jc", blocks.rows, "ic"),
+        }
+}
+
 /// Estimated cycles: register tiles, bound by their multiply-adds and loads or by reading the panels from the
 /// cache that holds what the enclosing loops reuse; then loading the sums again for later blocks of the
 /// reduction, packing, and the first read of B, which overlaps with the rest the more the earlier it is
@@ -224,7 +250,7 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     let rows_inside = text("inner") == "jr-ir";
     // Products of bytes were fitted anew. Another hyperthread of the core may take turns with loads: tiles
     // with few of them lose least.
-    let multiplies_bytes = p.dot == Some(TensorProduct::Dot4);
+    let multiplies_bytes = p.multiplies_bytes();
     let (cost, per_load, overlap) = if multiplies_bytes { (cost_of_dot4(s), 0.02, 0.1) } else { (1.0, 0.0, 0.2) };
     // Each panel of B is read once for each tile of rows, the first time from the memory level that holds B.
     let is_copied = text("pack_b") == "block";
@@ -247,26 +273,9 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
             }
         }
     }
+    cycles = with_copies(cycles, p, blocks, space, config);
     let order = space.order(config, "order");
-    let repeats = |of: &str, n_blocks: i64, over: &str| {
-        let depth_of = |l: &str| order.iter().position(|o| o == l).unwrap_or(0);
-        let again = depth_of(over) < depth_of(of) || depth_of(over) < depth_of("pc");
-        if again { n_blocks as f64 } else { 1.0 }
-    };
     let (a_elements, b_elements) = ((m * k) as f64, (n * k) as f64);
-    cycles += match text("pack_a").as_str() {
-        // Rows along the reduction are read as fast as copies of them.
-        "none" if multiplies_bytes && p.a.is_k_last() => 0.0,
-        "none" => 0.05 * cycles,
-        "rows" => 0.5 * a_elements * repeats("ic", blocks.columns, "jc"),
-        _ => 1.0 * a_elements * repeats("ic", blocks.columns, "jc"),
-    };
-    cycles += match text("pack_b").as_str() {
-        // Rows of B are pages apart.
-        "none" => 0.1 * cycles,
-        "whole" if p.b.is_constant => 0.0,
-        _ => 0.5 * b_elements * repeats("jc", blocks.rows, "ic"),
-    };
     let is_inside = |blocks: &str| order.iter().take_while(|l| *l != "pc").any(|l| l == blocks);
     let sums = if is_inside("ic") { rows } else { m as f64 } * if is_inside("jc") { columns } else { n as f64 };
     let sum_bytes = s.workload.dtype.bytes() as f64;
