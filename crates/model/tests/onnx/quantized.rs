@@ -454,8 +454,7 @@ fn activations_of_16_bits_are_rounded_by_the_product() {
             ],
             ..ModelFile::default()
         };
-        let graph = read_back(&model);
-        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+        let compiled = compiled_file(&model, &host::target());
         let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
         assert!(matches!(&tasks[..], [task] if task.contains("+round")), "{tasks:?}");
         let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
