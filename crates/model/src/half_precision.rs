@@ -88,7 +88,8 @@ impl Widening<'_> {
         }
         let wide = self.wide[id.0 as usize];
         let new = self.add(id);
-        if let Some(wide) = wide {
+        // A constant has its elements in both types.
+        if let Some(wide) = wide.filter(|_| self.new.value(new).constant.is_none()) {
             self.cast(wide, new);
         }
         new

@@ -201,6 +201,27 @@ fn loops_repeat_steps_that_are_there_once() {
     }
 }
 
+/// Runs loops whose carried values begin with a constant of 16 bits that is also read in f32.
+#[test]
+fn loops_begin_with_constants_of_16_bits() {
+    for dtype in [DType::F16, DType::Bf16] {
+        let body = graph(
+            &[node("Add", &["sum", "step"], &["more"], &[]), node("Identity", &["c"], &["on"], &[])],
+            &[("i", DType::I64, &[]), ("c", DType::Bool, &[]), ("sum", dtype, &[3])],
+            &["on", "more"],
+        );
+        let of = |numbers: [f64; 3]| Tensor::from_floats(dtype, [3], &numbers);
+        let nodes = [
+            known("start", of([0.5, 1.0, -2.0])),
+            node("Mul", &["x", "start"], &["step"], &[]),
+            node("Loop", &["n", "", "start"], &["y"], &[("body", Attr::Graph(body))]),
+        ];
+        let file = model(17, graph(&nodes, &[("n", DType::I64, &[]), ("x", dtype, &[3])], &["y"]));
+        let sets = [0, 5].map(|n| vec![number(n), of([1.0, -0.5, 2.0])]).into();
+        assert_eq!(check(&case("carried", file, sets), &host::target()), Ok(Some(0)), "{dtype}");
+    }
+}
+
 #[test]
 fn a_loop_without_end_ends_the_run() {
     let body = graph(
