@@ -639,6 +639,18 @@ struct Rounds {
     last: DType,
 }
 
+impl Rounds {
+    /// Rounds the result of an operation on floating-point numbers.
+    #[inline]
+    fn of(self, x: f64) -> f64 {
+        match self.last {
+            DType::F64 => x,
+            DType::F32 => f64::from(x as f32),
+            last => last.round(self.each.round(x)),
+        }
+    }
+}
+
 enum CompiledTest {
     Constant(bool),
     Lt(Linear, Linear),
@@ -1025,13 +1037,7 @@ impl<'a, M: Memory> Interpreter<'a, M> {
                     let new = whole_binary(op.combine(), old, each.whole(value), each);
                     return self.write(to, at, last.held_whole(new));
                 }
-                let new = apply_binary(op.combine(), old, value);
-                let new = match last {
-                    DType::F64 => new,
-                    DType::F32 => f64::from(new as f32),
-                    last => last.round(each.round(new)),
-                };
-                self.write(to, at, new)?;
+                self.write(to, at, rounds.of(apply_binary(op.combine(), old, value)))?;
             }
         }
         Ok(())

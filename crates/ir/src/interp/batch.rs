@@ -76,15 +76,10 @@ fn combine(op: BinaryOp, a: i64, b: i64, dtype: DType) -> i64 {
 
 /// Result of an update of an element, rounded.
 #[inline]
-fn updated(op: ReduceOp, old: f64, value: f64, Rounds { each, last }: Rounds) -> f64 {
-    if !each.is_float() {
-        return wrap(last, combine(op.combine(), old as i64, value as i64, each)) as f64;
-    }
-    let new = apply_binary(op.combine(), old, value);
-    match last {
-        DType::F64 => new,
-        DType::F32 => f64::from(new as f32),
-        _ => last.round(each.round(new)),
+fn updated(op: ReduceOp, old: f64, value: f64, rounds: Rounds) -> f64 {
+    match rounds.each.is_float() {
+        true => rounds.of(apply_binary(op.combine(), old, value)),
+        false => wrap(rounds.last, combine(op.combine(), old as i64, value as i64, rounds.each)) as f64,
     }
 }
 
@@ -434,6 +429,22 @@ impl<M: Memory> Interpreter<'_, M> {
         Some(())
     }
 
+    /// Evaluates the side that a condition selects, `of` the iterations that select it alone.
+    fn select<T>(
+        &mut self,
+        parts: &(CompiledTest, CompiledExpr, CompiledExpr),
+        all: Iterations,
+        out: &mut [T],
+        of: impl Fn(&mut Self, &CompiledExpr, Iterations, &mut [T]) -> Option<()>,
+    ) -> Option<()> {
+        let (test, a, b) = parts;
+        let mut holds = [false; MOST];
+        self.tests(test, all, &mut holds[..all.n])?;
+        runs(&holds[..all.n]).try_for_each(|(holds, from, n)| {
+            of(self, if holds { a } else { b }, all.part(from, n), &mut out[from..from + n])
+        })
+    }
+
     /// Evaluates a floating-point number.
     fn numbers<const EACH: u8>(&mut self, node: &CompiledExpr, all: Iterations, out: &mut [f64]) -> Option<()> {
         match node {
@@ -466,15 +477,7 @@ impl<M: Memory> Interpreter<'_, M> {
                     _ => pairs.for_each(|(a, b)| *a = apply_binary(*op, *a, *b)),
                 }
             }
-            CompiledExpr::Select(parts) => {
-                let (test, a, b) = &**parts;
-                let mut holds = [false; MOST];
-                self.tests(test, all, &mut holds[..all.n])?;
-                for (holds, from, n) in runs(&holds[..all.n]) {
-                    let chosen = if holds { a } else { b };
-                    self.numbers::<EACH>(chosen, all.part(from, n), &mut out[from..from + n])?;
-                }
-            }
+            CompiledExpr::Select(parts) => self.select(parts, all, out, Self::numbers::<EACH>)?,
             CompiledExpr::Cast(rounds, x) => self.values(x, *rounds, all, out)?,
             CompiledExpr::Gather(_) => return None,
         }
@@ -516,13 +519,7 @@ impl<M: Memory> Interpreter<'_, M> {
                 out.iter_mut().zip(&other).for_each(|(a, b)| *a = combine(*op, *a, *b, each));
             }
             CompiledExpr::Select(parts) => {
-                let (test, a, b) = &**parts;
-                let mut holds = [false; MOST];
-                self.tests(test, all, &mut holds[..all.n])?;
-                for (holds, from, n) in runs(&holds[..all.n]) {
-                    let chosen = if holds { a } else { b };
-                    self.integers(chosen, each, all.part(from, n), &mut out[from..from + n])?;
-                }
+                self.select(parts, all, out, |job, x, some, out| job.integers(x, each, some, out))?;
             }
             CompiledExpr::Cast(rounds, x) => {
                 let mut held = [0.0; MOST];
