@@ -85,13 +85,8 @@ fn holds_outside(cond: &Cond, part: &Expr, x: usize) -> bool {
 /// [rounding](EpilogueFunction::Round).
 pub fn peel(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     let is_integer = matches!(e, Expr::Cast(dtype, _) if !dtype.is_float());
-    let operations = peeled(e, x, operands).filter(|_| !is_integer)?;
+    let operations = peel_quantized(e, x, operands).filter(|_| !is_integer)?;
     Some(without_identities(operations))
-}
-
-/// Decomposes an expression, which may be of an integer type, as [`peel`] does. Operations are not merged.
-pub fn peel_quantized(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
-    peeled(e, x, operands)
 }
 
 /// Subexpressions of 8-bit integer type outside of which a map does not read `x`, largest first.
@@ -154,9 +149,10 @@ fn linear(factor: f64, term: f64) -> Option<(Epilogue, Option<usize>)> {
     plain(EpilogueFunction::Linear, &[factor, term])
 }
 
-fn peeled(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
+/// Decomposes an expression, which may be of an integer type, as [`peel`] does. Operations are not merged.
+pub fn peel_quantized(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     let then = |inner: &Expr, last: Option<(Epilogue, Option<usize>)>| {
-        let mut list = peeled(inner, x, operands)?;
+        let mut list = peel_quantized(inner, x, operands)?;
         list.push(last?);
         Some(list)
     };
@@ -182,7 +178,7 @@ fn peeled(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     match e {
         Expr::Load(slot, _) => (slot.0 as usize == x).then(Vec::new),
         // The cast does not change the numbers, which are f32.
-        Expr::Cast(DType::F32, t) => peeled(t, x, operands),
+        Expr::Cast(DType::F32, t) => peel_quantized(t, x, operands),
         Expr::Cast(dtype @ (DType::U8 | DType::I8 | DType::U16 | DType::I16), t) => {
             let Quantized { of, scale, zero } = quantized(t, *dtype)?;
             let scale = match scale {
@@ -234,7 +230,7 @@ fn peeled(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
             let (mut factor, mut own, mut others) = (1.0, Vec::new(), Vec::new());
             factors(e, x, &mut factor, &mut own, &mut others);
             let mut list = match own[..] {
-                [t] => peeled(t, x, operands)?,
+                [t] => peel_quantized(t, x, operands)?,
                 [a, b] => {
                     let (t, last, rest) = gate(a, b, factor).or_else(|| gate(b, a, factor))?;
                     factor = rest;
