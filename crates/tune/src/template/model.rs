@@ -54,12 +54,17 @@ pub fn far_rates(s: &TemplateSetting) -> [f64; 2] {
     if is_meshed(s) { [8.0, 4.0] } else { [20.0, 8.0] }
 }
 
+/// Bytes that the second cache holds beside other things.
+pub fn near_bytes(s: &TemplateSetting) -> f64 {
+    s.target.l2_bytes as f64 * 0.7
+}
+
 /// Bandwidth in bytes per cycle of the smallest cache that holds `bytes` bytes, or of main memory.
 pub fn bandwidth(s: &TemplateSetting, bytes: f64) -> f64 {
-    let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
+    let Target { l1d_bytes, l3_bytes, .. } = s.target;
     let [l3, memory] = far_rates(s);
     // Caches hold other things too.
-    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, l3)];
+    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (near_bytes(s), 28.0), (l3_bytes as f64 * 0.7, l3)];
     levels.into_iter().find(|(size, _)| bytes <= *size).map_or(memory, |(_, rate)| rate)
 }
 

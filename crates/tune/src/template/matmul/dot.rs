@@ -1,11 +1,11 @@
 //! Matrix products with few rows or few columns, as dot products along the reduction.
 
 use super::super::algorithm::{self, Algorithm};
-use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::model::{bandwidth, cuts, near_bytes, step_cycles};
 use super::super::share::{self, SharedWork};
 use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, tensorize, unroll, vectorize};
 use super::super::{Template, TemplateSetting, ceil_div, constraint_over, none_of};
-use super::{MatmulProduct, is_product_on_cpu};
+use super::{MatmulProduct, is_cold, is_product_on_cpu};
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
@@ -143,26 +143,50 @@ fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Conf
     of_one_thread(s, &own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
 }
 
+/// Cycles for the sum of one result over the lanes of its vector, for each halving of the lanes.
+///
+/// Six results of 16 lanes take 20 shuffles and 16 additions, which wait for each other as often as lanes are
+/// halved. Fitted to tiles of 2 to 24 results with sums of 64 and 512 terms on an Emerald Rapids (2026-11-30,
+/// bea50905): 8 to 12 cycles a result of 16 lanes, 5 in tiles of a single row.
+const END_CYCLES: f64 = 2.25;
+
 /// Estimated cycles: tiles, bound by their multiply-adds and loads or by streaming one operand for each tile
-/// of the other.
+/// of the other; then reading what the second cache does not hold.
 fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let (bytes, at_once) = if p.multiplies_bytes() { (1, STEPS) } else { (s.workload.dtype.bytes() as i64, 1) };
     let row = (p.k * bytes) as f64;
-    let steps = ceil_div(p.k, s.target.lanes(s.workload.dtype) * at_once) as f64;
+    let lanes = s.target.lanes(s.workload.dtype);
+    let steps = ceil_div(p.k, lanes * at_once) as f64;
+    let end = END_CYCLES * (lanes as f64).log2();
     let rows_outside = space.text(config, "tiles") == "ir-jr";
-    let (n_kept, n_passing) = if rows_outside { (p.m, p.n) } else { (p.n, p.m) };
-    let mut cycles = n_kept as f64 * row / bandwidth(s, n_kept as f64 * row);
+    let (n_kept, n_passing, tile) = if rows_outside { (p.m, p.n, "tile_m") } else { (p.n, p.m, "tile_n") };
+    let near = |bytes: f64| bandwidth(s, bytes.min(near_bytes(s)));
+    let mut cycles = n_kept as f64 * row / near(n_kept as f64 * row);
     for (n_m, rows) in cuts(p.m, int("tile_m")) {
         for (n_n, columns) in cuts(p.n, int("tile_n")) {
             let (of_a, of_b) = (rows as f64 * row, columns as f64 * row);
             let (kept, passing) = if rows_outside { (of_a, of_b) } else { (of_b, of_a) };
-            let read = kept / bandwidth(s, kept + passing) + passing / bandwidth(s, n_passing as f64 * row + kept);
-            let compute = steps * step_cycles(s, columns, rows) + 20.0 + 6.0 * (rows * columns) as f64;
+            let read = kept / near(kept + passing) + passing / near(n_passing as f64 * row + kept);
+            let compute = steps * step_cycles(s, columns, rows) + 20.0 + end * (rows * columns) as f64;
             cycles += n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
         }
     }
-    cycles * p.batch.unwrap_or(1) as f64
+    let far = far_cycles(s, p, row, [n_passing, ceil_div(n_kept, int(tile))]);
+    // The fewer rows multiply each line, the more lines are on their way at once.
+    let in_the_way = 0.8 * (1.0 - 1.0 / p.m.min(p.n) as f64);
+    (cycles.max(far) + in_the_way * cycles.min(far)) * p.batch.unwrap_or(1) as f64
+}
+
+/// Cycles for reading rows of `row` bytes from beyond the second cache: those of both operands, then the
+/// passing ones again in each further pass. The cache keeps a part of what is streamed again and again.
+fn far_cycles(s: &TemplateSetting, p: &MatmulProduct, row: f64, [n_passing, n_passes]: [i64; 2]) -> f64 {
+    let beyond = |bytes: f64| (bytes - near_bytes(s)).max(0.0) / bandwidth(s, bytes);
+    let first = match is_cold(s, p) {
+        true => p.n as f64 * row / bandwidth(s, f64::INFINITY),
+        false => beyond((p.m + p.n) as f64 * row),
+    };
+    first + beyond(n_passing as f64 * row) * (n_passes - 1) as f64
 }
 
 fn steps(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> Vec<Step> {

@@ -6,6 +6,7 @@ mod factorized;
 mod packed;
 
 use super::algorithm::{self, Algorithm};
+use super::model::near_bytes;
 use super::share::{self, EACH_PART, PART, PARTS, ShareableWork};
 use super::step::{accumulate, compute_at, parallel, reorder, split, vectorize};
 use super::{Template, TemplateSetting, ceil_div};
@@ -87,6 +88,11 @@ fn is_product_on_cpu(s: &TemplateSetting) -> bool {
 
 /// Number of rows below which the other operand is streamed and read once.
 const FEW_ROWS: i64 = 8;
+
+/// Whether B is given before the first run and is gone from the near caches at the next.
+fn is_cold(s: &TemplateSetting, p: &MatmulProduct) -> bool {
+    p.b.is_constant && (p.n * p.k * p.factor_bytes) as f64 > near_bytes(s)
+}
 
 /// Matrix product: that of a [`Contraction`], or one that computes partial sums.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cost_of_dot4, cuts, is_meshed, step_cycles};
 use super::super::share::{self, SharedWork};
 use super::super::{Template, TemplateSetting};
-use super::{FEW_ROWS, MatmulProduct, ceil_div, is_product_on_cpu, of_members};
+use super::{FEW_ROWS, MatmulProduct, ceil_div, is_cold, is_product_on_cpu, of_members};
 use tilewright_search::{Config, Parameter, Space};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
@@ -76,11 +76,6 @@ fn most_tile(s: &TemplateSetting, p: &MatmulProduct) -> (i64, i64) {
 /// Whether there are so few rows that the other operand is streamed and read once.
 fn streams(p: &MatmulProduct) -> bool {
     p.m < FEW_ROWS
-}
-
-/// Whether B is packed before the first run and is gone from the near caches at the next.
-fn is_cold(s: &TemplateSetting, p: &MatmulProduct) -> bool {
-    p.b.is_constant && (p.n * p.k * p.factor_bytes) as f64 > 0.7 * s.target.l2_bytes as f64
 }
 
 /// Whether the tiles of rows that share a panel of B may each prefetch a part of the next one.
