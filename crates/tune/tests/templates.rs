@@ -724,6 +724,21 @@ fn first_guesses_share_what_is_there_to_share() {
     }
 }
 
+/// Checks that weights from memory are multiplied in blocks, unless there is a single row.
+#[test]
+fn first_guesses_of_few_rows_are_of_the_faster_algorithm() {
+    for (text, algorithm) in [
+        ("dense:m=1,n=1024,k=512,const=w", "dot"),
+        ("dense:m=8,n=1024,k=512,const=w", "blocked"),
+        ("dense:m=12,n=768,k=768,const=w", "blocked"),
+        ("dense:m=3,n=384,k=384", "dot"),
+    ] {
+        let task = task(text, "x86-64-v4", 1, serving(text).next().unwrap());
+        let guess = task.first_guess(0).unwrap();
+        assert_eq!(task.space.text(&guess, "algorithm"), algorithm, "{text}: {}", task.space.config_to_json(&guess));
+    }
+}
+
 /// Checks that guesses include every algorithm, except those that the model predicts to be hopeless.
 #[test]
 fn guesses_are_of_every_algorithm() {
