@@ -1,5 +1,6 @@
 //! Specialisation: a model with its symbolic dimensions bound, so that every tensor's type is concrete.
 
+mod chosen;
 mod dynamic;
 mod heads;
 mod loops;
@@ -10,6 +11,7 @@ mod varies;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
+use self::chosen::Chosen;
 pub use self::dynamic::DynamicPart;
 pub use self::heads::derived_dims;
 use self::heads::with_derived;
@@ -40,13 +42,16 @@ pub struct Bindings {
     /// Limit of constant folding: a node with constant inputs is folded if its outputs take at most this many
     /// bytes.
     pub fold_bytes: usize,
+    /// Whether rows that a `NonZero` chooses may become all rows, of which some do not count: by default, the
+    /// graph is divided there.
+    pub all_rows: bool,
 }
 
 impl Default for Bindings {
     /// No bindings; values as small as shapes are folded, and weights are not.
     fn default() -> Bindings {
         let (dims, shapes, values) = Default::default();
-        Bindings { dims, shapes, values, open: None, second: None, fold_bytes: 1 << 16 }
+        Bindings { dims, shapes, values, open: None, second: None, fold_bytes: 1 << 16, all_rows: false }
     }
 }
 
@@ -124,17 +129,28 @@ pub struct Specialised {
 
 /// Binds a graph's symbolic dimensions and inputs, infers every tensor's type and folds constants. Each `If`
 /// with a constant condition is replaced by the branch taken, each `Scan` by a `Loop`, and each short `Loop`
-/// of constant length by its iterations. Dead nodes are removed.
+/// of constant length by its iterations. With `all_rows`, rows that a `NonZero` chooses are all rows, of
+/// which some do not count, if that makes no difference to the graph's outputs. Dead nodes are removed.
 ///
 /// # Cost
 /// Linear in the number of nodes, plus the evaluation of folded ones.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
+    let special = specialise_with(graph, bindings, None);
+    if special.dynamic.is_none() || !bindings.all_rows {
+        return special;
+    }
+    let of_all_rows = specialise_with(graph, bindings, Some(Chosen::default()));
+    if of_all_rows.problems.is_empty() { of_all_rows } else { special }
+}
+
+/// Specialises a graph as [`specialise`] does, with all rows if `chosen` keeps account of those that count.
+fn specialise_with(graph: &Graph, bindings: &Bindings, chosen: Option<Chosen>) -> Specialised {
     let size = |of: &String| bindings.dims.iter().rfind(|(name, _)| name == of).map(|(_, size)| *size);
     let [open_size, second_size] = [&bindings.open, &bindings.second].map(|name| name.as_ref().and_then(size));
     let open = bindings.open.clone();
     let bindings = &with_derived(graph, bindings);
     let bindings = &with_cache(graph, bindings);
-    let mut job = Specialiser::new(bindings.fold_bytes);
+    let mut job = Specialiser { chosen, ..Specialiser::new(bindings.fold_bytes) };
     job.graph.name.clone_from(&graph.name);
     (job.graph.open_size, job.graph.second_size) = (open_size, second_size);
     job.check_names(graph, bindings);
@@ -164,6 +180,10 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     for &id in &graph.outputs {
         if let Some(new) = job.mapped(graph, &mut map, id) {
             let name = &graph.value(id).name;
+            if job.is_of_rows(new) {
+                job.refuse(Reason::Op(OpError::ShapeOfData));
+                continue;
+            }
             if job.graph.value(new).parts.is_some() {
                 job.refuse(Reason::Op(unsupported!(
                     "output `{name}` is a sequence of tensors (let each be an output)"
@@ -273,12 +293,22 @@ struct Specialiser {
     takes_both: bool,
     /// Whether loops are unrolled unless they are too long.
     unrolls: bool,
+    /// Rows of which some do not count, if there may be such.
+    chosen: Option<Chosen>,
 }
 
 impl Specialiser {
     fn new(fold_bytes: usize) -> Specialiser {
         let (graph, unbound) = (Graph::default(), Unbound::default());
-        Specialiser { graph, problems: Vec::new(), unbound, fold_bytes, takes_both: false, unrolls: false }
+        Specialiser {
+            graph,
+            problems: Vec::new(),
+            unbound,
+            fold_bytes,
+            takes_both: false,
+            unrolls: false,
+            chosen: None,
+        }
     }
 
     fn tell_unbound(&mut self) {
@@ -494,6 +524,19 @@ impl Specialiser {
     }
 
     fn node(
+        &mut self,
+        old: &Graph,
+        node: &Node,
+        inputs: &[Option<ValueId>],
+        map: &mut [Option<ValueId>],
+    ) -> Result<(), Box<Problem>> {
+        match self.is_of_chosen(node, inputs) {
+            true => self.chosen_node(old, node, inputs, map),
+            false => self.plain_node(old, node, inputs, map),
+        }
+    }
+
+    fn plain_node(
         &mut self,
         old: &Graph,
         node: &Node,

@@ -110,7 +110,7 @@ impl BindingArgs {
     /// Bad input if a text is not a binding.
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
         let (open, second) = (self.open.clone(), self.second.clone());
-        let mut bindings = Bindings { open, second, ..Bindings::default() };
+        let mut bindings = Bindings { open, second, all_rows: true, ..Bindings::default() };
         let bound = self.dim.iter().filter(|text| !is_range(text) && !is_list(text));
         bound.into_iter().try_for_each(|text| bindings.bind_dim(&by_first_name(text))).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
@@ -189,7 +189,7 @@ impl BindingArgs {
             let free: BTreeSet<String> = dims.filter_map(name).filter(free).collect();
             let is_model = |name: &str, size: usize| {
                 let dims = bound.iter().cloned().chain([(name.to_owned(), size)]).collect();
-                let bindings = Bindings { dims, open: open.clone(), ..Bindings::default() };
+                let bindings = Bindings { dims, open: open.clone(), all_rows: true, ..Bindings::default() };
                 let problems = specialise(graph, &bindings).problems;
                 problems.iter().all(|problem| problem.is_unsupported() || matches!(problem.reason, Reason::Unbound(_)))
             };

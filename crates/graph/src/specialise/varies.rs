@@ -46,12 +46,12 @@ pub(super) fn outputs_vary(op: &Op, inputs: &[Option<Varies>]) -> Varies {
     }
 }
 
-fn is_elementwise(op: &Op) -> bool {
+pub(super) fn is_elementwise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Variadic(_) | Op::Clip(_) | Op::Where(_) | Op::Cast(_))
 }
 
 /// Whether an operator only moves the elements of its first input.
-fn moves(op: &Op) -> bool {
+pub(super) fn moves(op: &Op) -> bool {
     matches!(
         op,
         Op::Concat(_)

@@ -6,7 +6,7 @@ use tilewright_graph::{Bindings, DType, Tensor, evaluate, specialise};
 use tilewright_model::{CompileOptions, PartOptions, PartRunner};
 use tilewright_runtime::SharedPool;
 
-use crate::blocks::graph_of;
+use crate::blocks::{graph_at, graph_of};
 use crate::common::agree;
 use crate::open::is_near;
 
@@ -58,4 +58,100 @@ fn counts_of_the_data_share_kernels() {
     }
     let (first, last) = (n_compiled[0], n_compiled[n_compiled.len() - 1]);
     assert!(first >= 1 && n_compiled[2..7] == [n_compiled[2]; 5] && n_compiled[7..] == [last; 7], "{n_compiled:?}");
+}
+
+/// Edges of a graph network without those from a node to itself, with one of each node's own behind them.
+const EDGES: &str = "
+    zero = integer[0]
+    one = integer[1]
+    last = numbers[1]
+    none = number[0.0]
+    full = number[1.0]
+    from = Gather(ids, zero)
+    to = Gather(ids, one)
+    same = Equal(from, to)
+    differ = Not(same)
+    found = NonZero(differ)
+    turned = Transpose[perm=1 0](found)
+    kept = Squeeze(turned, last)
+    edges = Gather[axis=1](ids, kept)
+    loops = integers[2 7]
+    all = Concat[axis=1](edges, loops)
+    a = Gather(all, zero)
+    b = Gather(all, one)
+    rows = Gather(x, a)
+    gate = Sigmoid(rows)
+    sent = Mul(rows, gate)
+    wide = Shape(sent)
+    column = Unsqueeze(b, last)
+    places = Expand(column, wide)
+    zeros = Mul(x, none)
+    y = ScatterElements[reduction=add](zeros, places, sent)
+    n = Shape(b)
+    ones = Expand(full, n)
+    first = Gather[axis=1](zeros, zero)
+    degrees = ScatterElements[reduction=add](first, b, ones)";
+
+/// Rows that a condition chooses, and whose results are added up by index, are all rows: the shapes are known
+/// then. Where that would make a difference, the graph is divided.
+#[test]
+fn chosen_rows_that_are_added_up_are_all_rows() {
+    let special = |sizes: &[(&str, usize)], inputs: &str, outputs: &str, statements: &str| {
+        let graph = graph_at(18, inputs, outputs, statements);
+        let dims = sizes.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect();
+        let open = sizes.first().map(|(name, _)| (*name).to_owned());
+        let special = specialise(&graph, &Bindings { dims, open, all_rows: true, ..Bindings::default() });
+        (graph, special)
+    };
+    let experts = "
+        zero = integer[0]
+        one = integer[1]
+        last = numbers[1]
+        none = number[0.0]
+        w = weights[7 7]
+        is_chosen = Greater(shares, none)
+        found = NonZero(is_chosen)
+        which = Gather(found, zero)
+        token = Gather(found, one)
+        places = Unsqueeze(token, last)
+        rows = GatherND(x, places)
+        made = MatMul(rows, w)
+        places2 = Transpose[perm=1 0](found)
+        share = GatherND(shares, places2)
+        column = Unsqueeze(share, last)
+        parts = Mul(made, column)
+        zeros = Mul(x, none)
+        y = ScatterND[reduction=add](zeros, places, parts)
+        is_more = Greater(x, none)
+        more = NonZero(is_more)
+        cells = Transpose[perm=1 0](more)
+        cell = GatherND(x, cells)
+        square = Mul(cell, cell)
+        r = ScatterND(x, cells, square)
+        least = ReduceMin[keepdims=0](square)";
+    let edges = |n: usize| (vec![("e", n)], "x[7 4], ids[2 e]", "y[7 4], degrees[7]", EDGES);
+    for (sizes, inputs, outputs, statements) in [
+        edges(1),
+        edges(9),
+        (vec![], "x[5 7], shares[2 5]", "y[5 7], r[5 7], least", experts),
+        (vec![("t", 4)], "x[t 7], shares[2 t]", "y[t 7]", experts),
+    ] {
+        let (graph, special) = special(&sizes, inputs, outputs, statements);
+        assert!(special.problems.is_empty(), "{}", special.problems[0]);
+        for seed in 0..3 {
+            let given = crate::open::inputs(&special.graph, seed, None);
+            let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+            let [found, wanted] = [&special.graph, &graph].map(|graph| evaluate(graph, &named).unwrap());
+            found.iter().zip(&wanted).for_each(|(found, wanted)| agree(found, wanted).unwrap());
+        }
+    }
+    for (outputs, statements) in [
+        ("sent[n 4]", EDGES.to_owned()),
+        ("mean", format!("{EDGES}\nmean = ReduceMean[keepdims=0](sent)")),
+        ("counted[1]", format!("{EDGES}\nmany = Shape[start=1](found)\ncounted = Neg(many)")),
+        ("top[2 4]", format!("{EDGES}\nk = numbers[2]\ntop, at = TopK[axis=0](sent, k)")),
+    ] {
+        let (_, special) = special(&[], "x[7 4], ids[2 9]", outputs, &statements);
+        assert!(special.dynamic.is_some(), "{outputs}");
+    }
 }
