@@ -406,7 +406,11 @@ impl Images {
         let output = self.classes[kernel.output.0].is_some();
         match kernel.workload.structure() {
             Structure::Window(window) => {
-                let is_simple = if window.depthwise { window.c == window.k } else { window.groups == 1 };
+                let of_group = [window.c / window.groups, window.k / window.groups];
+                let is_simple = match window.depthwise {
+                    true => window.c == window.k,
+                    false => window.groups == 1 || !window.interleaved && of_group.iter().all(|n| n % self.block == 0),
+                };
                 let is_of_type = kernel.workload.dtype == DType::F32 || kernel.workload.has_integer_factors();
                 let free = is_simple && !window.transposed && is_of_type;
                 let input = is_image(kernel.inputs[0]) && net.value(kernel.inputs[0]).constant.is_none();

@@ -7,6 +7,7 @@ use tilewright_ir::{DType as ElementType, Target};
 
 use crate::fuse::convolution_of;
 use crate::import::window_of;
+use crate::rules::n_merged;
 
 /// Cycles to dequantize an element of the input, and to quantize an element of the result.
 const CONVERSIONS: [f64; 2] = [0.12, 0.35];
@@ -38,16 +39,31 @@ fn cycles(
     epilogue: &[EpilogueFunction],
     target: &Target,
 ) -> Option<f64> {
+    let found = &factors.map_or(found.clone(), |_| merged(found));
     let conv = window_of(found, false)?;
     let whole = |list: Vec<usize>| list.into_iter().map(|n| n as i64).collect::<Vec<_>>();
     let x = whole([&[found.n, found.c][..], &found.image].concat());
     let w = whole([&[found.m, found.c / found.groups][..], &found.geometry.kernel].concat());
     let block = target.lanes(ElementType::F32);
-    let is_simple = found.groups == 1 || found.groups == found.c && found.m == found.c;
+    let is_depthwise = found.groups == found.c && found.m == found.c;
+    let of_group = [found.c / found.groups, found.m / found.groups];
+    let is_simple = found.groups == 1 || is_depthwise || of_group.iter().all(|n| *n as i64 % block == 0);
     let channels = [found.c, found.m].map(|n| if is_simple && n as i64 % block == 0 { block } else { 1 });
     let epilogue = epilogue.iter().map(|function| Epilogue::new(*function, &[])).collect::<Option<_>>()?;
     let workload = convolution_of(&conv, &x, &w, found.m as i64, factors, false).ok()?;
     let workload = workload.with_epilogue(epilogue).ok()?.with_constants(vec!["w".to_owned()]).ok()?;
     let workload = workload.with_layout(Layout::of_channels(channels)).ok()?;
     Choice::guess(&workload, target, 1, None).ok()?.estimate()
+}
+
+/// Convolution of integers whose groups have been merged to whole blocks of channels, all channels added that
+/// this takes.
+fn merged(found: &ConvShape) -> ConvShape {
+    let [outputs, inputs] = [found.m, found.c].map(|n| n / found.groups);
+    let mut found = found.clone();
+    if let Some(n) = n_merged(outputs as i64, inputs as i64).filter(|_| found.groups > 1) {
+        found.groups = found.groups.div_ceil(n as usize);
+        [found.m, found.c] = [outputs, inputs].map(|channels| channels * n as usize * found.groups);
+    }
+    found
 }

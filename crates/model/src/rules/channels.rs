@@ -1,24 +1,31 @@
-//! Channels padded to whole blocks, in networks of integers.
+//! Channels and groups of channels in whole blocks, in networks of integers.
 
 use std::collections::BTreeMap;
 
 use tilewright_graph::{DType, Tensor};
 use tilewright_ir::expr::ReduceOp;
+use tilewright_ir::index::gcd;
 
 use crate::net::{Kind, Net, Node, ValueId};
 
 /// Multiple of channels that images in blocks have on all CPUs.
 const BLOCK: i64 = 16;
 
-/// Least number of channels per channel that is added.
-const LEAST_PER_ADDED: i64 = 4;
+/// Least number of channels per channel that is added, by what gains from it: dense convolutions, depthwise
+/// ones, which gain more, and others in groups, which gain most.
+const LEAST_PER_ADDED: [i64; 3] = [8, 4, 3];
+
+/// Maximum number of groups of a convolution that are merged to one: of so many products one is of use, which
+/// is still faster than integers without dot products.
+const MOST_MERGED: i64 = 4;
 
 /// Adds channels to images up to whole blocks, if all operations around can have them: those that compute the
 /// images, and those that read them, of which convolutions have weights of 0 for what was added. These are
-/// images that depthwise convolutions read or write in networks of integers, and those of which convolutions
-/// read some channels twice, for weights of 9 bits: the second ones are then among the added channels.
+/// images around convolutions of integers, or around depthwise ones in networks of integers. Where
+/// convolutions read channels twice, for weights of 9 bits, the second ones are among the added channels.
 ///
 /// Added channels are copies of others, so that the least and the largest number of an image stay the same.
+/// Groups are copied as a whole.
 pub(super) fn pad_channels(net: &mut Net) -> usize {
     if net.open_size.is_some() {
         return 0;
@@ -47,14 +54,55 @@ pub(super) fn pad_channels(net: &mut Net) -> usize {
     regions.len()
 }
 
-/// Image from which a region of images to pad may begin: the result of a depthwise convolution, or the
-/// operand of a gather of channels.
+/// Merges groups of convolutions of integers until the channels of a group are whole blocks, with weights of
+/// 0 between the channels of different groups: what dot products multiply in vain costs less than integers
+/// without them.
+pub(super) fn merge_groups(net: &mut Net) -> usize {
+    (0..net.nodes.len()).filter(|&at| merged_in_place(net, at).is_some()).count()
+}
+
+/// Number of groups that are merged to one, if groups of so many outputs and inputs are no whole blocks.
+pub(crate) fn n_merged(outputs: i64, inputs: i64) -> Option<i64> {
+    let fits = |n: &i64| [outputs, inputs].iter().all(|channels| n * channels % BLOCK == 0);
+    (2..=MOST_MERGED).find(fits).filter(|_| inputs > 1 && !fits(&1))
+}
+
+/// Rewrites a convolution in groups to one in fewer groups.
+fn merged_in_place(net: &mut Net, at: usize) -> Option<()> {
+    let node = &net.nodes[at];
+    let Kind::Conv(conv) = &node.kind else { return None };
+    (has_integer_weights(net, node) && conv.groups > 1 && !conv.transposed && !conv.interleaved).then_some(())?;
+    let value = net.value(node.input(1)).clone();
+    let weights = value.constant.as_ref()?;
+    let [n_outputs, inputs, ..] = value.shape[..] else { return None };
+    let outputs = n_outputs / conv.groups;
+    let n = n_merged(outputs, inputs).filter(|n| conv.groups % n == 0)?;
+    let area: i64 = value.shape[2..].iter().product();
+    let filter = (inputs * area) as usize;
+    let mut bytes = vec![0; weights.bytes().len() * n as usize];
+    for (k, of_filter) in weights.bytes().chunks(filter).enumerate() {
+        let place = (k * n as usize + k / outputs as usize % n as usize) * filter;
+        bytes[place..][..filter].copy_from_slice(of_filter);
+    }
+    let mut shape = value.shape.clone();
+    shape[1] *= n;
+    let new = net.add_value(&value.name, value.dtype, &shape);
+    net.values[new.0].constant = Tensor::new(net.value(new).ty(), bytes.into());
+    let node = &mut net.nodes[at];
+    node.inputs[1] = Some(new);
+    let Kind::Conv(conv) = &mut node.kind else { return None };
+    conv.groups /= n;
+    Some(())
+}
+
+/// Image from which a region of images to pad may begin: the result of a convolution of integers or of a
+/// depthwise one, or the operand of a gather of channels.
 fn seed(net: &Net, node: &Node) -> Option<ValueId> {
     if net.shape(node.output()).len() != 4 {
         return None;
     }
     match &node.kind {
-        Kind::Conv(_) => is_depthwise(net, node).then(|| node.output()),
+        Kind::Conv(_) => (has_integer_weights(net, node) || is_depthwise(net, node)).then(|| node.output()),
         _ => gathered_channels(net, node).map(|_| node.input(0)),
     }
 }
@@ -68,9 +116,12 @@ fn gathered_channels(net: &Net, node: &Node) -> Option<Vec<usize>> {
     places.i64s().into_iter().map(|at| (0..n_channels).contains(&at).then_some(at as usize)).collect()
 }
 
-/// Number of channels in whole blocks.
-fn in_blocks(n_channels: i64) -> i64 {
-    (n_channels + BLOCK - 1) / BLOCK * BLOCK
+/// Number of channels of which a convolution in groups takes multiples, besides blocks: a group, or as many
+/// as are merged.
+fn multiple_of_groups(net: &Net, node: &Node) -> i64 {
+    let width = group_width(net, node).unwrap_or(1);
+    let n = n_merged(width, width).filter(|_| has_integer_weights(net, node));
+    width * n.unwrap_or(1)
 }
 
 /// Whether an operand holds weights of integers.
@@ -78,11 +129,16 @@ fn has_integer_weights(net: &Net, node: &Node) -> bool {
     matches!(node.kind, Kind::Conv(_)) && net.value(node.input(1)).dtype == DType::I8
 }
 
-fn is_depthwise(net: &Net, node: &Node) -> bool {
-    let Kind::Conv(conv) = &node.kind else { return false };
+/// Channels of a group of a convolution whose groups have as many outputs as inputs: 1 if it is depthwise.
+fn group_width(net: &Net, node: &Node) -> Option<i64> {
+    let Kind::Conv(conv) = &node.kind else { return None };
     let n_channels = net.shape(node.output())[1];
-    let is_plain = !conv.transposed && !conv.interleaved;
-    is_plain && conv.groups == n_channels && net.shape(node.input(0))[1] == n_channels
+    let is_plain = !conv.transposed && !conv.interleaved && conv.groups > 1;
+    (is_plain && net.shape(node.input(0))[1] == n_channels).then(|| n_channels / conv.groups)
+}
+
+fn is_depthwise(net: &Net, node: &Node) -> bool {
+    group_width(net, node) == Some(1)
 }
 
 fn is_dense(node: &Node) -> bool {
@@ -171,26 +227,40 @@ impl Images<'_> {
         let readers: Vec<usize> = sizes.keys().flat_map(|id| &self.readers[id.0]).copied().collect();
         let own: Vec<usize> = (0..self.n_channels as usize).collect();
         let gathers = readers.iter().filter_map(|&at| Some((at, gathered_channels(net, &net.nodes[at])?))).collect();
-        let (mut sources, mut through) = self.all_through(&gathers, &own).unwrap_or((own.clone(), BTreeMap::new()));
-        if !self.pays(sources.len()) {
-            (sources, through) = (own, BTreeMap::new());
-        }
         let producers = sizes.keys().filter_map(|id| self.producers[id.0]);
-        let around: Vec<&Node> =
-            producers.chain(readers).chain(through.keys().copied()).map(|at| &net.nodes[at]).collect();
-        let has_depthwise = around.iter().any(|node| is_depthwise(net, node) && self.is_image(node.output()));
-        let is_of_integers = around.iter().any(|node| has_integer_weights(net, node));
-        let is_needed = is_of_integers && (has_depthwise || !through.is_empty()) && self.pays(sources.len());
-        let n_padded = in_blocks(sources.len() as i64) as usize;
-        sources.resize(n_padded, self.n_channels as usize - 1);
+        let mut around: Vec<&Node> = producers.chain(readers).map(|at| &net.nodes[at]).collect();
+        let convs = around.iter().filter(|node| matches!(node.kind, Kind::Conv(_)) && self.is_image(node.output()));
+        let unit = convs.clone().fold(BLOCK, |unit, node| {
+            let own = multiple_of_groups(net, node);
+            unit / gcd(unit, own) * own
+        });
+        let least = match unit {
+            BLOCK => LEAST_PER_ADDED[usize::from(convs.clone().any(|node| is_depthwise(net, node)))],
+            _ => LEAST_PER_ADDED[2],
+        };
+        let all_through = self.all_through(&gathers, &own).filter(|(_, through)| unit == BLOCK && !through.is_empty());
+        let padded_through = all_through.and_then(|(sources, through)| {
+            Some((self.padded(sources.len(), unit, LEAST_PER_ADDED[1])?, sources, through))
+        });
+        let (n_padded, mut sources, mut through) = match padded_through {
+            Some(padded) => padded,
+            None => (self.padded(own.len(), unit, least)?, own, Through::new()),
+        };
+        around.extend(through.keys().map(|at| &net.nodes[*at]));
+        around.iter().any(|node| has_integer_weights(net, node)).then_some(())?;
+        // The last groups as a whole, in order.
+        let n_own = self.n_channels as usize;
+        sources.extend(n_own - (n_padded - sources.len())..n_own);
         through.values_mut().for_each(|(_, from)| from.resize(n_padded, None));
-        is_needed.then_some(Region { n_channels: self.n_channels, sizes, sources, through })
+        Some(Region { n_channels: self.n_channels, sizes, sources, through })
     }
 
-    /// Whether images with this many channels of use should have them in whole blocks.
-    fn pays(&self, n_channels: usize) -> bool {
-        let added = in_blocks(n_channels as i64) - self.n_channels;
-        added > 0 && added * LEAST_PER_ADDED <= self.n_channels
+    /// Number of channels of images with this many of use, made a multiple of another number; `None` if there
+    /// are too few channels per channel that is added.
+    fn padded(&self, n_channels: usize, multiple: i64, least_per_added: i64) -> Option<usize> {
+        let padded = n_channels.next_multiple_of(multiple as usize);
+        let added = padded as i64 - self.n_channels;
+        (added > 0 && added * least_per_added <= self.n_channels).then_some(padded)
     }
 
     /// Channels of the images with those that are read again through gathers, as [`Region::sources`], and the
@@ -250,7 +320,7 @@ impl Images<'_> {
         let is_computed = |id: &ValueId| along(*id).is_some() && !is_constant(*id);
         match &node.kind {
             Kind::Conv(_) => {
-                let fits = inputs[2..].iter().all(of_channels) && (is_dense(node) || is_depthwise(net, node));
+                let fits = inputs[2..].iter().all(of_channels) && (is_dense(node) || group_width(net, node).is_some());
                 let mut images: Vec<ValueId> = inputs[2..].iter().copied().filter(is_computed).collect();
                 images.extend((!is_dense(node)).then_some(inputs[0]));
                 (is_constant(inputs[1]) && fits && self.is_image(output)).then(|| all(&images))
@@ -357,9 +427,9 @@ fn pad(net: &mut Net, region: &Region) {
         if let Some((image, _)) = through.get(&at) {
             net.nodes[at].inputs[0] = Some(*image);
         }
-        let is_depthwise = is_result && is_depthwise(net, &node);
-        if let (Kind::Conv(conv), true) = (&mut net.nodes[at].kind, is_depthwise) {
-            conv.groups = sources.len() as i64;
+        let width = group_width(net, &node).filter(|_| is_result);
+        if let (Kind::Conv(conv), Some(width)) = (&mut net.nodes[at].kind, width) {
+            conv.groups = sources.len() as i64 / width;
         }
     }
     sizes.iter().for_each(|(id, (dim, each))| net.values[id.0].shape[*dim] = sources.len() as i64 * each);

@@ -23,6 +23,7 @@ use tilewright_ir::Expr;
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{self, input, substitute};
 
+pub(crate) use channels::n_merged;
 pub(crate) use maps::merged;
 pub use trace::{Applied, Trace};
 
@@ -82,6 +83,7 @@ const PASSES: &[RewritingStage] = &[
     RewritingStage::Once(JOIN_PIXELS),
     // After the last rule that reads a number of channels.
     RewritingStage::Once(("pad_channels", channels::pad_channels)),
+    RewritingStage::Once(("merge_groups", channels::merge_groups)),
 ];
 
 /// Maximum number of rounds of repeated rules. A round processes chains of any length completely; a model of

@@ -532,7 +532,7 @@ fn network_of_images() -> (Tensor, Graph) {
         ("wa", weights(&[16, 32, 1, 1])),
         ("wb", weights(&[32, 32, 1, 1])),
         ("we", weights(&[48, 48, 1, 1])),
-        ("wg", weights(&[48, 16, 1, 1])),
+        ("wg", weights(&[48, 8, 1, 1])),
         ("wz", weights(&[32, 48, 3, 3])),
         ("wy", weights(&[10, 32, 1, 1])),
     ];
@@ -548,7 +548,7 @@ fn network_of_images() -> (Tensor, Graph) {
         ("e", "Conv", &["j", "we"], None),
         ("r0", "Add", &["e", "j"], None),
         ("r", "Relu", &["r0"], None),
-        ("h", "Conv", &["r", "wg"], Some(("group", Attribute::Int(3)))),
+        ("h", "Conv", &["r", "wg"], Some(("group", Attribute::Int(6)))),
         ("z0", "Conv", &["h", "wz"], None),
         ("z", "Sigmoid", &["z0"], None),
         ("g", "GlobalAveragePool", &["z"], None),
@@ -583,8 +583,8 @@ fn layouts_are_those_that_are_cheapest_together() {
     let layouts =
         |fused: &Fused| -> Vec<[i64; 2]> { fused.tasks().iter().map(|(w, _)| w.layout().channels()).collect() };
 
-    // Blocks everywhere except at the ends and around the grouped convolution, which has no choice: one
-    // conversion before it; the kernel after it reads plain channels without a conversion.
+    // Blocks everywhere except at the ends and around the convolution in groups of 8, which has no choice:
+    // one conversion before it; the kernel after it reads plain channels without a conversion.
     let fused = laid_out(2.0, 3.0);
     assert_eq!(fused.n_conversions(), 1);
     let of_convolutions: Vec<[i64; 2]> = layouts(&fused).into_iter().filter(|sides| *sides != [1, 1]).collect();
@@ -640,11 +640,11 @@ fn chosen_layouts_are_kept() {
 #[test]
 fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
     let x = weights(&[1, 32, 6, 6]);
-    let known = [("wa", weights(&[32, 32, 1, 1])), ("wb", weights(&[32, 32, 1, 1])), ("wg", weights(&[32, 16, 1, 1]))];
+    let known = [("wa", weights(&[32, 32, 1, 1])), ("wb", weights(&[32, 32, 1, 1])), ("wg", weights(&[32, 8, 1, 1]))];
     let nodes: &[Node] = &[
         ("a", "Conv", &["x", "wa"], None),
         ("b", "Conv", &["a", "wb"], None),
-        ("y", "Conv", &["b", "wg"], Some(("group", Attribute::Int(2)))),
+        ("y", "Conv", &["b", "wg"], Some(("group", Attribute::Int(4)))),
     ];
     let graph = graph_of(("x", &x), ("y", &[1, 32, 6, 6]), &known, nodes);
     let plain = lower(&specialise(&graph, &Bindings::default()).graph, false, &host::target(), 1).unwrap();

@@ -87,7 +87,7 @@ fn every_rule_changes_something() {
     ];
     let step = Tensor::from_floats(DType::F32, Vec::new(), &[0.1]);
     let of_pixels = [("shape", whole(&[4], &[1, 8, 2, 3])), ("step", step)];
-    let channels = trace_of(&bottleneck(&weights(&[1, 16, 7, 8])));
+    let channels = trace_of(&bottleneck(&weights(&[1, 16, 7, 8]), 8));
     let traces = [
         channels,
         of(&[1, 2, 4, 6], &of_pixels, pixels),

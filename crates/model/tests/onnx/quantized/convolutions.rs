@@ -11,8 +11,8 @@ use tilewright_runtime::SharedPool;
 use super::{integers, multiplies_bytes, node, scale, targets, zero};
 use crate::{compiled_file, compiled_for, graph_of};
 
-/// Convolutions of integers, the second one depthwise, of 72 channels.
-pub fn bottleneck(x: &Tensor) -> Graph {
+/// Convolutions of integers, of 72 channels, the second one in groups of `width`.
+pub fn bottleneck(x: &Tensor, width: usize) -> Graph {
     let bytes = |shape: [usize; 4], step: i128| {
         let n = shape.iter().product::<usize>() as i128;
         Tensor::from_integers(DType::I8, shape, &(0..n).map(|at| at * step % 255 - 127).collect::<Vec<_>>())
@@ -20,7 +20,7 @@ pub fn bottleneck(x: &Tensor) -> Graph {
     let number = |x: f64| Tensor::from_floats(DType::F32, [0; 0], &[x]);
     let known = [
         ("w0", bytes([72, 16, 1, 1], 89)),
-        ("w1", bytes([72, 1, 3, 3], 61)),
+        ("w1", bytes([72, width, 3, 3], 61)),
         ("w2", bytes([16, 72, 1, 1], 37)),
         ("step", number(0.02)),
         ("less", number(1.374_13e-4)),
@@ -33,7 +33,7 @@ pub fn bottleneck(x: &Tensor) -> Graph {
         ("f0", "Cast", &["i0"], to_f32()),
         ("s0", "Mul", &["f0", "less"], None),
         ("q1", "QuantizeLinear", &["s0", "step", "zero"], None),
-        ("i1", "ConvInteger", &["q1", "w1", "zero"], Some(("group", Attribute::Int(72)))),
+        ("i1", "ConvInteger", &["q1", "w1", "zero"], Some(("group", Attribute::Int(72 / width as i64)))),
         ("f1", "Cast", &["i1"], to_f32()),
         ("s1", "Mul", &["f1", "less"], None),
         ("q2", "QuantizeLinear", &["s1", "step", "zero"], None),
@@ -43,19 +43,26 @@ pub fn bottleneck(x: &Tensor) -> Graph {
     graph_of(("x", x), ("y", &[1, 16, 5, 6]), &known, nodes)
 }
 
-/// Channels that are added to whole blocks change no result.
+/// Channels that are added to whole blocks, and groups that are merged, change no result.
 #[test]
-fn depthwise_convolutions_of_bytes_have_whole_blocks_of_channels() {
+fn convolutions_of_bytes_in_groups_have_whole_blocks_of_channels() {
     let numbers: Vec<f64> = (0..16 * 7 * 8).map(|at| f64::from((at * 37 % 101) as f32 / 40.0 - 1.2)).collect();
     let x = Tensor::from_floats(DType::F32, [1, 16, 7, 8], &numbers);
-    let graph = bottleneck(&x);
-    let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
-    let labels: Vec<String> = compiled.fused.tasks().iter().map(|(workload, _)| workload.label()).collect();
-    assert!(labels.iter().any(|label| label.starts_with("depthwise_conv2d:c=80,")), "{labels:?}");
-    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
-    runner.set("x", &x).unwrap();
-    runner.run().unwrap();
-    assert_eq!(runner.outputs()[0].1.floats(), evaluate(&graph, &[("x", x)]).unwrap()[0].floats());
+    for (width, added) in [
+        (1, "depthwise_conv2d:c=80,"),
+        (4, "conv2d:c=80,h=7,w=8,k=80,r=3,s=3,groups=5,"),
+        (8, "conv2d:c=80,h=7,w=8,k=80,r=3,s=3,groups=5,"),
+        (24, "conv2d:c=96,h=7,w=8,k=96,r=3,s=3,groups=2,"),
+    ] {
+        let graph = bottleneck(&x, width);
+        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+        let labels: Vec<String> = compiled.fused.tasks().iter().map(|(workload, _)| workload.label()).collect();
+        assert!(labels.iter().any(|label| label.starts_with(added)), "{labels:?}");
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+        runner.set("x", &x).unwrap();
+        runner.run().unwrap();
+        assert_eq!(runner.outputs()[0].1.floats(), evaluate(&graph, &[("x", x.clone())]).unwrap()[0].floats());
+    }
 }
 
 /// Convolutions of all kinds between quantizations, padded with zero points, compared with sums of integers.
@@ -78,6 +85,7 @@ fn check_convolutions(target: &Target, [least_weight, most_weight]: [i128; 2]) {
         [16, 9, 8, 16, 5, 5, 1, 2, 16],
         [16, 9, 10, 16, 7, 7, 2, 3, 16],
         [16, 6, 6, 16, 3, 3, 1, 1, 2],
+        [32, 7, 6, 64, 3, 3, 2, 1, 8],
     ];
     for (at, [c, h, w, k, r, s, stride, pad, groups]) in cases.into_iter().enumerate() {
         for (dtype, is_operator) in [(DType::U8, false), (DType::I8, false), (DType::U8, true)] {
