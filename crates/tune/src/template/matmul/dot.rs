@@ -173,8 +173,9 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: 
         }
     }
     let far = far_cycles(s, p, row, [n_passing, ceil_div(n_kept, int(tile))]);
-    // The fewer rows multiply each line, the more lines are on their way at once.
-    let in_the_way = 0.8 * (1.0 - 1.0 / p.m.min(p.n) as f64);
+    // The fewer rows multiply each line, the more lines are on their way at once; of configurations that wait
+    // for memory alone, the one with the least work is first.
+    let in_the_way = (0.8 * (1.0 - 1.0 / p.m.min(p.n) as f64)).max(0.01);
     (cycles.max(far) + in_the_way * cycles.min(far)) * p.batch.unwrap_or(1) as f64
 }
 
