@@ -141,6 +141,15 @@ fn is_depthwise(net: &Net, node: &Node) -> bool {
     group_width(net, node) == Some(1)
 }
 
+/// What a convolution gains from images in blocks, as a place in [`LEAST_PER_ADDED`].
+fn gain(net: &Net, node: &Node) -> usize {
+    match group_width(net, node) {
+        Some(1) => 1,
+        Some(_) if has_integer_weights(net, node) => 2,
+        _ => 0,
+    }
+}
+
 fn is_dense(node: &Node) -> bool {
     matches!(&node.kind, Kind::Conv(conv) if conv.groups == 1 && !conv.transposed)
 }
@@ -234,11 +243,10 @@ impl Images<'_> {
             let own = multiple_of_groups(net, node);
             unit / gcd(unit, own) * own
         });
-        let least = match unit {
-            BLOCK => LEAST_PER_ADDED[usize::from(convs.clone().any(|node| is_depthwise(net, node)))],
-            _ => LEAST_PER_ADDED[2],
-        };
-        let all_through = self.all_through(&gathers, &own).filter(|(_, through)| unit == BLOCK && !through.is_empty());
+        let least = LEAST_PER_ADDED[convs.clone().map(|node| gain(net, node)).max().unwrap_or(0)];
+        // Channels that are read twice are no whole groups.
+        let has_groups = convs.clone().any(|node| group_width(net, node).is_some_and(|width| width > 1));
+        let all_through = self.all_through(&gathers, &own).filter(|(_, through)| !has_groups && !through.is_empty());
         let padded_through = all_through.and_then(|(sources, through)| {
             Some((self.padded(sources.len(), unit, LEAST_PER_ADDED[1])?, sources, through))
         });
