@@ -141,7 +141,7 @@ fn is_depthwise(net: &Net, node: &Node) -> bool {
     group_width(net, node) == Some(1)
 }
 
-/// What a convolution gains from images in blocks, as a place in [`LEAST_PER_ADDED`].
+/// Gain of a convolution from images in blocks, as a place in [`LEAST_PER_ADDED`].
 fn gain(net: &Net, node: &Node) -> usize {
     match group_width(net, node) {
         Some(1) => 1,

@@ -53,9 +53,9 @@ fn nan_is_not_lost_where_numbers_are_quantized_by_their_range() {
 }
 
 /// Dynamically quantized convolutions over one and two dimensions, also depthwise ones and such in groups
-/// with weights of 9 bits, round as often as the operators say. The range of an image that is not negative begins at 0.
-/// Images of 72 channels have those that fill blocks: the ones that are read twice, and copies, which change
-/// no range.
+/// with weights of 9 bits, round as often as the operators say. The range of an image that is not negative
+/// begins at 0. Images of 72 channels have those that fill blocks: the ones that are read twice, and copies,
+/// which change no range.
 #[test]
 fn dynamically_quantized_convolutions_round_as_their_operators_do() {
     for (spatial, c, width) in [(&[40][..], 32, 1), (&[6, 7], 32, 1), (&[6, 7], 72, 1), (&[6, 7], 72, 8)] {
