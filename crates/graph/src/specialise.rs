@@ -42,16 +42,17 @@ pub struct Bindings {
     /// Limit of constant folding: a node with constant inputs is folded if its outputs take at most this many
     /// bytes.
     pub fold_bytes: usize,
-    /// Whether rows that a `NonZero` chooses may become all rows, of which some do not count: by default, the
+    /// Maximum number of conditions by which `NonZero` chooses rows of products, for all rows to be computed
+    /// instead, of which some do not count; open sizes have no maximum. If it is 0, which is the default, the
     /// graph is divided there.
-    pub all_rows: bool,
+    pub most_conditions: usize,
 }
 
 impl Default for Bindings {
     /// No bindings; values as small as shapes are folded, and weights are not.
     fn default() -> Bindings {
         let (dims, shapes, values) = Default::default();
-        Bindings { dims, shapes, values, open: None, second: None, fold_bytes: 1 << 16, all_rows: false }
+        Bindings { dims, shapes, values, open: None, second: None, fold_bytes: 1 << 16, most_conditions: 0 }
     }
 }
 
@@ -129,17 +130,17 @@ pub struct Specialised {
 
 /// Binds a graph's symbolic dimensions and inputs, infers every tensor's type and folds constants. Each `If`
 /// with a constant condition is replaced by the branch taken, each `Scan` by a `Loop`, and each short `Loop`
-/// of constant length by its iterations. With `all_rows`, rows that a `NonZero` chooses are all rows, of
-/// which some do not count, if that makes no difference to the graph's outputs. Dead nodes are removed.
+/// of constant length by its iterations. Up to `most_conditions`, rows that a `NonZero` chooses are all rows,
+/// of which some do not count, if that makes no difference to the graph's outputs. Dead nodes are removed.
 ///
 /// # Cost
 /// Linear in the number of nodes, plus the evaluation of folded ones.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     let special = specialise_with(graph, bindings, None);
-    if special.dynamic.is_none() || !bindings.all_rows {
+    if special.dynamic.is_none() || bindings.most_conditions == 0 {
         return special;
     }
-    let of_all_rows = specialise_with(graph, bindings, Some(Chosen::default()));
+    let of_all_rows = specialise_with(graph, bindings, Some(Chosen::of(bindings.most_conditions)));
     if of_all_rows.problems.is_empty() { of_all_rows } else { special }
 }
 

@@ -189,7 +189,8 @@ impl Model {
         let shapes = shapes.into_iter().map(|(name, sizes)| (name, shape(sizes))).collect();
         let bound_shapes = values.iter().filter_map(|(name, _, shape)| Some((name.clone(), shape.clone()?))).collect();
         let values = values.into_iter().map(|(name, numbers, _)| (name, numbers)).collect();
-        let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX, all_rows: true, ..Bindings::default() };
+        let (fold_bytes, most_conditions) = (usize::MAX, usize::MAX);
+        let bindings = Bindings { dims, shapes, values, fold_bytes, most_conditions, ..Bindings::default() };
         let threads = threads.0;
         let request = ModelRequest { file: file.clone(), bindings, bound_shapes, threads, exact, bf16, db, store };
         let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;

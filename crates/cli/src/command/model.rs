@@ -27,6 +27,9 @@ use crate::output::{message, shell_quoted};
 const MOST_SET: usize = 1000;
 /// Maximum size of an open dimension.
 const MOST_SIZE: i64 = 1 << 20;
+/// Number of conditions by which rows are chosen up to which products process all rows, though a run could
+/// take those that count alone: experts are more.
+const FEW_CONDITIONS: usize = 2;
 /// Seed of inputs that are not given.
 const SEED: u64 = 1;
 
@@ -110,7 +113,7 @@ impl BindingArgs {
     /// Bad input if a text is not a binding.
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
         let (open, second) = (self.open.clone(), self.second.clone());
-        let mut bindings = Bindings { open, second, all_rows: true, ..Bindings::default() };
+        let mut bindings = Bindings { open, second, most_conditions: FEW_CONDITIONS, ..Bindings::default() };
         let bound = self.dim.iter().filter(|text| !is_range(text) && !is_list(text));
         bound.into_iter().try_for_each(|text| bindings.bind_dim(&by_first_name(text))).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
@@ -189,7 +192,8 @@ impl BindingArgs {
             let free: BTreeSet<String> = dims.filter_map(name).filter(free).collect();
             let is_model = |name: &str, size: usize| {
                 let dims = bound.iter().cloned().chain([(name.to_owned(), size)]).collect();
-                let bindings = Bindings { dims, open: open.clone(), all_rows: true, ..Bindings::default() };
+                let bindings =
+                    Bindings { dims, open: open.clone(), most_conditions: usize::MAX, ..Bindings::default() };
                 let problems = specialise(graph, &bindings).problems;
                 problems.iter().all(|problem| problem.is_unsupported() || matches!(problem.reason, Reason::Unbound(_)))
             };
@@ -461,7 +465,11 @@ impl ModelArgs {
     /// # Errors
     /// Bad input if a dimension is not bound, or the model is invalid.
     pub fn specialise(&self, model: &Model, fold_bytes: usize) -> anyhow::Result<Specialised> {
-        let special = specialise(&model.graph, &Bindings { fold_bytes, ..self.bindings.bindings()? });
+        self.specialise_by(model, &Bindings { fold_bytes, ..self.bindings.bindings()? })
+    }
+
+    fn specialise_by(&self, model: &Model, bindings: &Bindings) -> anyhow::Result<Specialised> {
+        let special = specialise(&model.graph, bindings);
         if let Some(problem) = special.problems.iter().find(|problem| !problem.is_unsupported()) {
             // Unsupported operators are reported nevertheless.
             let unsupported = special.problems.iter().filter(|problem| problem.is_unsupported());
@@ -480,7 +488,9 @@ impl ModelArgs {
     /// # Errors
     /// Bad input if an operator is not supported.
     pub fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
-        self.check_supported(self.specialise(model, usize::MAX)?)
+        let (fold_bytes, most_conditions) = (usize::MAX, if self.bindings.ahead { FEW_CONDITIONS } else { usize::MAX });
+        let bindings = Bindings { fold_bytes, most_conditions, ..self.bindings.bindings()? };
+        self.check_supported(self.specialise_by(model, &bindings)?)
     }
 
     /// Refuses unsupported operators.

@@ -16,9 +16,6 @@ use crate::{DType, Graph, Node, OpError, Problem, Reason, Tensor, TensorType, Va
 
 /// Maximum number of elements of a condition.
 const MOST_ROWS: usize = 1 << 20;
-/// Maximum number of conditions whose rows products process, if sizes are fixed: an expert that processes all
-/// tokens takes longer than one that takes its own when the model runs.
-const MOST_PRODUCTS: usize = 8;
 
 /// Dimension of a tensor that has a row for each element of a condition.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,8 +41,9 @@ pub(super) struct Chosen {
     found: HashMap<ValueId, ValueId>,
     /// Vector of truths for each list of joined ones, or numbers of rows that all count.
     joined: HashMap<Vec<Result<ValueId, usize>>, ValueId>,
-    /// Conditions whose rows are multiplied.
+    /// Conditions whose rows are multiplied, and their maximum number if sizes are fixed.
     multiplied: HashSet<ValueId>,
+    most_multiplied: usize,
 }
 
 /// Property of an output.
@@ -486,7 +484,7 @@ impl Specialiser {
                 };
                 let chosen = self.chosen.as_mut()?;
                 chosen.multiplied.insert(first?.counts);
-                let is_light = self.graph.open_size.is_some() || chosen.multiplied.len() <= MOST_PRODUCTS;
+                let is_light = self.graph.open_size.is_some() || chosen.multiplied.len() <= chosen.most_multiplied;
                 (is_row && is_light && is_alone).then_some(first)
             }
             Op::Split(split) => (axis(split.axis, out.len()).ok()? != first?.axis).then_some(first),
@@ -560,6 +558,11 @@ impl Specialiser {
 }
 
 impl Chosen {
+    /// Account of no rows yet; at fixed sizes products process those of at most so many conditions.
+    pub fn of(most_multiplied: usize) -> Chosen {
+        Chosen { most_multiplied, ..Chosen::default() }
+    }
+
     fn know_length(&mut self, n: usize, counts: ValueId) {
         let known = self.of_length.entry(n).or_insert(Some(counts));
         *known = known.filter(|known| *known == counts);

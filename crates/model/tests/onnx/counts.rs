@@ -100,7 +100,7 @@ fn chosen_rows_that_are_added_up_are_all_rows() {
         let graph = graph_at(18, inputs, outputs, statements);
         let dims = sizes.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect();
         let open = sizes.first().map(|(name, _)| (*name).to_owned());
-        let special = specialise(&graph, &Bindings { dims, open, all_rows: true, ..Bindings::default() });
+        let special = specialise(&graph, &Bindings { dims, open, most_conditions: usize::MAX, ..Bindings::default() });
         (graph, special)
     };
     let experts = "
