@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use tilewright_graph::Tensor;
 use tilewright_ir::expr::{Expr, ReduceOp};
-use tilewright_ir::op::{Layout, ProgramBuilder, SizeRange, StageSpec, Structure, Workload, WorkloadError};
+use tilewright_ir::op::{Layout, ProgramBuilder, SizeRange, StageSpec, Structure, Window, Workload, WorkloadError};
 use tilewright_ir::{DType, Role};
 use tilewright_runtime::RunSize;
 
@@ -271,6 +271,16 @@ fn is_of_images(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::U8 | DType::I8)
 }
 
+/// Whether the groups of a convolution are whole blocks of channels; a depthwise one needs as many outputs as
+/// inputs.
+pub(crate) fn takes_blocks(window: &Window, block: i64) -> bool {
+    let of_group = [window.c / window.groups, window.k / window.groups];
+    match window.depthwise {
+        true => window.c == window.k,
+        false => window.groups == 1 || !window.interleaved && of_group.iter().all(|n| n % block == 0),
+    }
+}
+
 /// Whether a value is an image whose channels fill blocks and whose layout matters.
 fn is_image(net: &Net, id: ValueId, block: i64) -> bool {
     match *net.shape(id) {
@@ -406,13 +416,8 @@ impl Images {
         let output = self.classes[kernel.output.0].is_some();
         match kernel.workload.structure() {
             Structure::Window(window) => {
-                let of_group = [window.c / window.groups, window.k / window.groups];
-                let is_simple = match window.depthwise {
-                    true => window.c == window.k,
-                    false => window.groups == 1 || !window.interleaved && of_group.iter().all(|n| n % self.block == 0),
-                };
                 let is_of_type = kernel.workload.dtype == DType::F32 || kernel.workload.has_integer_factors();
-                let free = is_simple && !window.transposed && is_of_type;
+                let free = takes_blocks(&window, self.block) && !window.transposed && is_of_type;
                 let input = is_image(kernel.inputs[0]) && net.value(kernel.inputs[0]).constant.is_none();
                 (free && (input || output)).then_some(KernelLayouts { input, output })
             }

@@ -389,9 +389,17 @@ impl Net {
     pub fn add_constant(&mut self, name: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
         let mut bytes = vec![0; 4 * numbers.len()];
         bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, x)| *to = x.to_le_bytes());
-        let id = self.add_value(name, DType::F32, shape);
+        self.add_bytes(name, DType::F32, shape, bytes)
+    }
+
+    /// Adds a constant of any type, whose elements in memory are these bytes.
+    ///
+    /// # Panics
+    /// If they are not as many as the shape takes.
+    pub fn add_bytes(&mut self, name: &str, dtype: DType, shape: &[i64], bytes: Vec<u8>) -> ValueId {
+        let id = self.add_value(name, dtype, shape);
         let tensor = Tensor::new(self.value(id).ty(), Bytes::from(bytes));
-        self.values[id.0].constant = Some(tensor.expect("as many numbers as the shape takes"));
+        self.values[id.0].constant = Some(tensor.expect("as many bytes as the shape takes"));
         id
     }
 

@@ -488,8 +488,10 @@ impl ModelArgs {
     /// # Errors
     /// Bad input if an operator is not supported.
     pub fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
-        let (fold_bytes, most_conditions) = (usize::MAX, if self.bindings.ahead { FEW_CONDITIONS } else { usize::MAX });
-        let bindings = Bindings { fold_bytes, most_conditions, ..self.bindings.bindings()? };
+        let mut bindings = Bindings { fold_bytes: usize::MAX, ..self.bindings.bindings()? };
+        if !self.bindings.ahead {
+            bindings.most_conditions = usize::MAX;
+        }
         self.check_supported(self.specialise_by(model, &bindings)?)
     }
 

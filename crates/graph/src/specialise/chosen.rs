@@ -271,18 +271,10 @@ impl Specialiser {
         Some(self.constant_of(number, Varies::default(), place))
     }
 
-    /// Dimensions that a node reduces.
+    /// Dimensions that a node reduces; `None` if they are not known.
     fn reduced(&self, reduce: &Reduce, inputs: &[Option<ValueId>]) -> Option<Vec<usize>> {
-        let rank = self.type_of(inputs[0]?)?.shape.len();
-        let axes = match (&reduce.axes, inputs.get(1).copied().flatten()) {
-            (Some(axes), _) => axes.clone(),
-            (None, Some(axes)) => self.graph.value(axes).constant.as_ref()?.i64s(),
-            (None, None) => Vec::new(),
-        };
-        if axes.is_empty() {
-            return Some(if reduce.none_is_none { Vec::new() } else { (0..rank).collect() });
-        }
-        axes.iter().map(|at| axis(*at, rank).ok()).collect()
+        let axes = reduce.axes(Inputs(&super::facts_of(&self.graph, inputs))).ok()?;
+        Some(axes.unwrap_or_default())
     }
 
     /// Dimensions that a node leaves out or puts in.

@@ -52,9 +52,8 @@ impl NodeImport<'_> {
         }
         let table = self.step("table", Kind::View, &[from], &[outer, inner]);
         let name = format!("{}.places", self.node.place.node);
-        let list = self.net.add_value(&name, DType::I64, &[places.len() as i64]);
         let bytes: Vec<u8> = places.iter().flat_map(|place| place.to_le_bytes()).collect();
-        self.net.values[list.0].constant = Tensor::new(self.net.value(list).ty(), bytes.into());
+        let list = self.net.add_bytes(&name, DType::I64, &[places.len() as i64], bytes);
         let kind = Kind::Gather { axis: 0, by_element: false };
         let rows = self.step("rows", kind, &[table, list], &[places.len() as i64, inner]);
         self.push(Kind::View, &[rows], to);

@@ -2,11 +2,12 @@
 
 use tilewright::Choice;
 use tilewright_graph::op::ConvShape;
-use tilewright_ir::op::{Epilogue, EpilogueFunction, Layout};
+use tilewright_ir::op::{Epilogue, EpilogueFunction, Layout, Structure};
 use tilewright_ir::{DType as ElementType, Target};
 
 use crate::fuse::convolution_of;
 use crate::import::window_of;
+use crate::layouts::takes_blocks;
 use crate::rules::n_merged;
 
 /// Cycles to dequantize an element of the input, and to quantize an element of the result.
@@ -45,12 +46,11 @@ fn cycles(
     let x = whole([&[found.n, found.c][..], &found.image].concat());
     let w = whole([&[found.m, found.c / found.groups][..], &found.geometry.kernel].concat());
     let block = target.lanes(ElementType::F32);
-    let is_depthwise = found.groups == found.c && found.m == found.c;
-    let of_group = [found.c / found.groups, found.m / found.groups];
-    let is_simple = found.groups == 1 || is_depthwise || of_group.iter().all(|n| *n as i64 % block == 0);
-    let channels = [found.c, found.m].map(|n| if is_simple && n as i64 % block == 0 { block } else { 1 });
     let epilogue = epilogue.iter().map(|function| Epilogue::new(*function, &[])).collect::<Option<_>>()?;
     let workload = convolution_of(&conv, &x, &w, found.m as i64, factors, false).ok()?;
+    let Structure::Window(window) = workload.structure() else { return None };
+    let in_blocks = takes_blocks(&window, block);
+    let channels = [found.c, found.m].map(|n| if in_blocks && n as i64 % block == 0 { block } else { 1 });
     let workload = workload.with_epilogue(epilogue).ok()?.with_constants(vec!["w".to_owned()]).ok()?;
     let workload = workload.with_layout(Layout::of_channels(channels)).ok()?;
     Choice::guess(&workload, target, 1, None).ok()?.estimate()

@@ -86,8 +86,7 @@ fn merged_in_place(net: &mut Net, at: usize) -> Option<()> {
     }
     let mut shape = value.shape.clone();
     shape[1] *= n;
-    let new = net.add_value(&value.name, value.dtype, &shape);
-    net.values[new.0].constant = Tensor::new(net.value(new).ty(), bytes.into());
+    let new = net.add_bytes(&value.name, value.dtype, &shape, bytes);
     let node = &mut net.nodes[at];
     node.inputs[1] = Some(new);
     let Kind::Conv(conv) = &mut node.kind else { return None };
@@ -460,7 +459,5 @@ fn with_channels(net: &mut Net, id: ValueId, dim: usize, from: &[Option<usize>])
             }
         }
     }
-    let new = net.add_value(&value.name, value.dtype, &shape);
-    net.values[new.0].constant = Tensor::new(net.value(new).ty(), bytes.into());
-    new
+    net.add_bytes(&value.name, value.dtype, &shape, bytes)
 }
