@@ -1,33 +1,36 @@
 //! Child processes with a line protocol: JSON requests on standard input, JSON replies on standard output.
 
 use crate::limits::Allowed;
+use crate::spawn::{Spawned, Stream};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
 
 /// Child process, which ends when this handle is dropped, or with the thread that started it.
 #[derive(Debug)]
 pub struct ChildProcess {
-    child: Child,
-    stdin: ChildStdin,
+    child: Spawned,
+    stdin: File,
 }
 
 impl ChildProcess {
-    /// Starts a program. A thread passes each reply to `heard`, and `None` at the end of the stream or after
-    /// a reply that does not parse; `heard` returns whether to continue.
+    /// Starts a program, with the arguments, environment and folder of a command. A thread passes each reply
+    /// to `heard`, and `None` at the end of the stream or after a reply that does not parse; `heard` returns
+    /// whether to continue.
     ///
     /// # Errors
     /// If the system refuses the process or the thread.
     pub fn start<R: DeserializeOwned>(
-        mut command: Command,
+        command: Command,
         mut heard: impl FnMut(Option<R>) -> bool + Send + 'static,
     ) -> io::Result<ChildProcess> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // SAFETY: between fork and exec only async-signal-safe calls are made.
-        unsafe {
-            command.pre_exec(|| {
+        let streams = [Stream::Piped, Stream::Piped, Stream::Null];
+        // SAFETY: only async-signal-safe calls are made.
+        let mut child = unsafe {
+            Spawned::start(&command, streams, || {
                 // The child ends with this process, however this one ends, and leaves Ctrl-C and the like to
                 // it; but Ctrl-Z stops it.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -38,9 +41,8 @@ impl ChildProcess {
                 let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
                 libc::setrlimit(libc::RLIMIT_CORE, &none);
                 Ok(())
-            });
-        }
-        let mut child = command.spawn()?;
+            })
+        }?;
         let stdin = child.stdin.take().expect("standard input is piped");
         let stdout = child.stdout.take().expect("standard output is piped");
         let process = ChildProcess { child, stdin };
@@ -75,23 +77,17 @@ impl ChildProcess {
 
     /// Suspends the process (`SIGSTOP`) until [`ChildProcess::go_on`].
     pub fn stop(&self) {
-        self.signal(libc::SIGSTOP);
+        self.child.signal(libc::SIGSTOP);
     }
 
     /// Resumes the process (`SIGCONT`).
     pub fn go_on(&self) {
-        self.signal(libc::SIGCONT);
-    }
-
-    fn signal(&self, signal: libc::c_int) {
-        // SAFETY: the call takes plain numbers; the process is a child that has not been waited for, so that
-        // its id is not reused.
-        unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+        self.child.signal(libc::SIGCONT);
     }
 
     /// Kills the process, even a suspended one, without waiting for its end.
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
+        self.child.signal(libc::SIGKILL);
     }
 
     /// Ends the process, if it has not ended by itself, and returns its exit status.
@@ -100,7 +96,7 @@ impl ChildProcess {
     /// If the system does not report it.
     pub fn end(&mut self) -> io::Result<ExitStatus> {
         self.kill();
-        self.child.wait()
+        Ok(self.child.wait()?.0)
     }
 
     /// Describes the end of the process in words.

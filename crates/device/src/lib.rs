@@ -28,6 +28,7 @@ mod prepared;
 pub mod protocol;
 pub mod runner;
 pub mod sandbox;
+mod spawn;
 mod stopwatch;
 mod timing;
 pub mod worker;

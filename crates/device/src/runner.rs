@@ -4,10 +4,12 @@
 
 use crate::child::describe;
 use crate::command::{CommandTemplate, TemplateError};
+use crate::spawn::{Spawned, Stream, command};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -184,8 +186,8 @@ fn target_of(arch: Arch, implementer: &str, part: &str, features: &[String]) -> 
 
 /// Process of a runner.
 pub(crate) struct RunnerProcess {
-    child: Child,
-    stdin: ChildStdin,
+    child: Spawned,
+    stdin: File,
     answers: Receiver<io::Result<RunnerAnswer>>,
     /// Last line printed by the runner, or by the command that starts it.
     said: Arc<Mutex<String>>,
@@ -209,11 +211,7 @@ impl RunnerProcess {
             why => unfit(why.to_string()),
         })?;
         let words = words.with(&|_| String::new()).words;
-        let mut process = Command::new(&words[0]);
-        process.args(&words[1..]);
-        process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        end_with_this(&mut process);
-        let mut child = process.spawn().map_err(|why| unfit(why.to_string()))?;
+        let mut child = spawn(&words).map_err(|why| unfit(why.to_string()))?;
         let stdin = child.stdin.take().expect("standard input is piped");
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (stdout, stderr) = (stdout.expect("it is piped"), stderr.expect("it is piped"));
@@ -280,8 +278,8 @@ impl RunnerProcess {
 
     /// Describes the end of its process, and its last output.
     fn last_words(&mut self) -> String {
-        let _ = self.child.kill();
-        let status = self.child.wait().map_or_else(|unknown| unknown.to_string(), describe);
+        self.child.signal(libc::SIGKILL);
+        let status = self.child.wait().map_or_else(|unknown| unknown.to_string(), |(status, _)| describe(status));
         // Its output is still on the way.
         std::thread::sleep(Duration::from_millis(20));
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -291,7 +289,7 @@ impl RunnerProcess {
 
 impl Drop for RunnerProcess {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        self.child.signal(libc::SIGKILL);
         let _ = self.child.wait();
     }
 }
@@ -312,15 +310,15 @@ fn read_answer(from: &mut impl Read) -> io::Result<RunnerAnswer> {
     Ok((word(0), word(4), bytes))
 }
 
-/// Makes a process end with this one, and leaves Ctrl-C to this one.
-fn end_with_this(command: &mut Command) {
-    // SAFETY: between fork and exec only async-signal-safe calls are made.
+/// Starts a process that ends with this one, and leaves Ctrl-C to this one.
+fn spawn(words: &[String]) -> io::Result<Spawned> {
+    // SAFETY: only async-signal-safe calls are made.
     unsafe {
-        command.pre_exec(|| {
+        Spawned::start(&command(words)?, [Stream::Piped, Stream::Piped, Stream::Piped], || {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             libc::signal(libc::SIGINT, libc::SIG_IGN);
             Ok(())
-        });
+        })
     }
 }
 
@@ -336,6 +334,7 @@ pub fn look(command: &str) -> Result<Hello, RunnerError> {
 mod tests {
     use super::*;
     use crate::folder::Folder;
+    use std::process::Command;
 
     /// Runner compiled with this compiler, started by a command that may have more words; `None` if either is
     /// not installed.

@@ -2,6 +2,7 @@
 //! outlive their parents, even daemons, become children of the keeper (a subreaper), and end with the
 //! program.
 
+use crate::spawn::fork;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -31,8 +32,7 @@ pub unsafe fn stand_between(told: RawFd) -> io::Result<()> {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // The C library's own fork runs handlers registered by others, which may wait for locks.
-        match libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t {
+        match fork() {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 libc::setpgid(0, 0);
@@ -102,7 +102,8 @@ unsafe fn keep(program: libc::pid_t, told: RawFd) -> ! {
             libc::sigfillset(&raw mut awaited);
             libc::sigdelset(&raw mut awaited, signal);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const awaited, std::ptr::null_mut());
-            libc::kill(libc::getpid(), signal);
+            // Old C libraries remember the id of the process that this one is a copy of.
+            libc::kill(libc::syscall(libc::SYS_getpid) as libc::pid_t, signal);
         }
         libc::_exit(libc::WEXITSTATUS(status))
     }

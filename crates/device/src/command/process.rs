@@ -5,11 +5,12 @@ use crate::command::metric::Metric;
 use crate::command::program_run::{ProgramEnd, ProgramRun};
 use crate::command::template::Invocation;
 use crate::kernel::WorkResult;
+use crate::spawn::{Spawned, Stream, beside_streams, command};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 /// Maximum bytes kept of a candidate's output: its end.
@@ -38,7 +39,7 @@ pub struct ProcessSetting<'a> {
 /// Runs a program to its end, and kills processes that it leaves behind.
 pub fn run(invocation: &Invocation, setting: &ProcessSetting) -> ProgramRun {
     let started = setting.input.map(input_file).transpose();
-    let started = started.map(|file| file.map_or_else(Stdio::null, Stdio::from));
+    let started = started.map(|file| file.map_or(Stream::Null, |file| Stream::File(file.into())));
     match started.and_then(|input| Process::start(&invocation.words, &invocation.variables, input, setting)) {
         Ok(mut process) => {
             let given_up = process.until(setting, &mut |_| false);
@@ -51,33 +52,32 @@ pub fn run(invocation: &Invocation, setting: &ProcessSetting) -> ProgramRun {
 /// Running program. Dropping this ends it and everything that it started.
 struct Process {
     /// Keeper of the process.
-    child: Child,
+    child: Spawned,
     /// Pipe on which the keeper reports the end of the program.
     told: File,
     /// Standard output and standard error.
     pipes: [Pipe; 2],
     start_ns: u64,
-    /// Exit status and seconds of CPU time, once the process has been waited for.
-    ended: Option<(ExitStatus, f64)>,
 }
 
 impl Process {
     fn start(
         words: &[String],
         variables: &[(String, String)],
-        input: Stdio,
+        input: Stream,
         setting: &ProcessSetting,
     ) -> io::Result<Process> {
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).envs(variables.iter().cloned());
-        command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut command = command(words)?;
+        command.envs(variables.iter().cloned());
         let (told, tells) = io::pipe()?;
+        let tells = beside_streams(tells.into())?;
         let tells_fd = tells.as_raw_fd();
         let cpus = cpu_set(setting.cpus);
         let memory = libc::rlimit { rlim_cur: setting.memory_bytes, rlim_max: setting.memory_bytes };
-        // SAFETY: between fork and exec only async-signal-safe calls are made.
-        unsafe {
-            command.pre_exec(move || {
+        // SAFETY: only async-signal-safe calls are made.
+        let mut child = unsafe {
+            Spawned::start(&command, [input, Stream::Piped, Stream::Piped], || {
+                libc::setpgid(0, 0);
                 stand_between(tells_fd)?;
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGXCPU] {
                     libc::signal(signal, libc::SIG_DFL);
@@ -91,18 +91,12 @@ impl Process {
                 // The program may end before this process has learned that it began.
                 tell_time(tells_fd);
                 Ok(())
-            });
-        }
-        let mut child = command.spawn()?;
+            })
+        }?;
         let mut told = File::from(OwnedFd::from(told));
         let start_ns = read_time(&mut told)?;
-        let pipe = |fd: Option<OwnedFd>| Pipe::new(fd, setting);
-        let pipes = [pipe(child.stdout.take().map(OwnedFd::from)), pipe(child.stderr.take().map(OwnedFd::from))];
-        Ok(Process { child, told, pipes, start_ns, ended: None })
-    }
-
-    fn id(&self) -> libc::pid_t {
-        self.child.id().cast_signed()
+        let pipes = [child.stdout.take(), child.stderr.take()].map(|file| Pipe::new(file, setting));
+        Ok(Process { child, told, pipes, start_ns })
     }
 
     /// Waits until the program ends or has written enough; returns the reason to stop waiting earlier, if
@@ -144,14 +138,9 @@ impl Process {
 
     /// Ends the program and everything that it started.
     fn stop(&mut self) -> (ExitStatus, f64) {
-        let id = self.id();
-        *self.ended.get_or_insert_with(|| {
-            // SAFETY: the call takes plain numbers; the keeper has not been waited for, so that its id is not
-            // reused.
-            unsafe { libc::kill(id, libc::SIGTERM) };
-            // The child's handle is not informed.
-            end_of(id)
-        })
+        self.child.signal(libc::SIGTERM);
+        // Where nobody is told how children end, as where SIGCHLD is ignored, it counts as a success.
+        self.child.wait().unwrap_or_default()
     }
 }
 
@@ -165,7 +154,7 @@ impl Drop for Process {
 /// and replies with a [`WorkResult`].
 pub struct Helper {
     process: Process,
-    requests: ChildStdin,
+    requests: File,
     n_taken: u64,
 }
 
@@ -185,7 +174,7 @@ impl Helper {
     /// # Errors
     /// If the system refuses.
     pub fn start(words: &[String], setting: &ProcessSetting) -> io::Result<Helper> {
-        let mut process = Process::start(words, &[], Stdio::piped(), setting)?;
+        let mut process = Process::start(words, &[], Stream::Piped, setting)?;
         let requests = process.child.stdin.take().expect("invariant: it was asked for");
         Ok(Helper { process, requests, n_taken: 0 })
     }
@@ -262,21 +251,6 @@ fn wait(pipes: &mut [Pipe; 2], told: &File, at_most: Duration) -> bool {
     entries[2].revents != 0
 }
 
-/// Waits for a child to end; returns its status and the seconds of CPU time that it took.
-fn end_of(id: libc::pid_t) -> (ExitStatus, f64) {
-    let mut status = 0;
-    // SAFETY: the structures are plain data that the call writes.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        while libc::wait4(id, &raw mut status, 0, &raw mut usage) < 0
-            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-        {}
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    (ExitStatus::from_raw(status), seconds(usage.ru_utime) + seconds(usage.ru_stime))
-}
-
 /// Pipe of a process, and the end of the output that was read from it.
 struct Pipe {
     file: Option<File>,
@@ -288,8 +262,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn new(fd: Option<OwnedFd>, setting: &ProcessSetting) -> Pipe {
-        let file = fd.map(File::from);
+    fn new(file: Option<File>, setting: &ProcessSetting) -> Pipe {
         if let Some(file) = &file {
             // SAFETY: the call takes plain numbers and an open descriptor.
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use thiserror::Error;
 
 use crate::data::anonymous_file;
+use crate::spawn::{Spawned, Stream};
 
 /// Assembler of PTX. Trials, races and comparisons must use the same one, as code of different assemblers may
 /// differ in speed.
@@ -89,30 +90,38 @@ impl PtxAssembler {
         text.write_all(ptx)?;
         let place = |file: &File| Path::new("/proc/self/fd").join(file.as_raw_fd().to_string());
         let mut command = Command::new(path);
-        command.args(["-O3", "--gpu-name", gpu]).arg(place(&text)).arg("-o").arg(place(&code)).stdin(Stdio::null());
-        // SAFETY: between fork and exec only system calls are made.
-        unsafe {
-            command.pre_exec(|| {
+        command.args(["-O3", "--gpu-name", gpu]).arg(place(&text)).arg("-o").arg(place(&code));
+        let (mut output, mut errors) = (anonymous_file(c"ptxas-output")?, anonymous_file(c"ptxas-errors")?);
+        let [written, complained] = [output.try_clone()?, errors.try_clone()?].map(|file| Stream::File(file.into()));
+        // SAFETY: only async-signal-safe calls are made.
+        let mut child = unsafe {
+            Spawned::start(&command, [Stream::Null, written, complained], || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 let most = libc::rlimit { rlim_cur: MOST_SECONDS, rlim_max: MOST_SECONDS };
                 libc::setrlimit(libc::RLIMIT_CPU, &raw const most);
                 Ok(())
-            });
-        }
-        let done = command.output()?;
-        let mut made = Vec::new();
-        code.rewind()?;
-        code.read_to_end(&mut made)?;
-        if done.status.success() && !made.is_empty() {
+            })
+        }?;
+        let (status, _) = child.wait()?;
+        let made = all(&mut code)?;
+        if status.success() && !made.is_empty() {
             return Ok(made);
         }
-        if done.status.signal().is_some_and(|signal| [libc::SIGXCPU, libc::SIGKILL].contains(&signal)) {
+        if status.signal().is_some_and(|signal| [libc::SIGXCPU, libc::SIGKILL].contains(&signal)) {
             return Err(AssembleError::TooLong);
         }
-        let said = String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
+        let said = String::from_utf8_lossy(&[all(&mut errors)?, all(&mut output)?].concat()).into_owned();
         let first = said.lines().map(str::trim).find(|line| !line.is_empty());
-        Err(AssembleError::Refused(first.map_or_else(|| format!("ptxas: {}", done.status), str::to_owned)))
+        Err(AssembleError::Refused(first.map_or_else(|| format!("ptxas: {status}"), str::to_owned)))
     }
+}
+
+/// Reads all of a file.
+fn all(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
