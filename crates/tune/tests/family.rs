@@ -186,6 +186,27 @@ fn families_have_first_guesses() {
     }
 }
 
+/// Checks that members of few rows are not charged for blocks that they do not have: each would read weights
+/// that no cache holds once more.
+#[test]
+fn small_members_have_fewer_blocks() {
+    let mut target = Target::named("x86-64-v4").unwrap();
+    target.cpu = "emeraldrapids".to_owned();
+    let workload = Workload::parse("matmul:m=1..512,n=1024,k=1536,const=b").unwrap();
+    let task = Task::declared(TemplateSetting { workload, target, n_threads: 1 }, None).unwrap();
+    let cycles = |m_blocks: i64| {
+        let config = serde_json::json!({
+            "mr": 14, "nv": 2, "m_blocks": m_blocks, "n_blocks": 1, "k_blocks": 1, "order": ["ic", "jc", "pc"],
+            "inner": "jr-ir", "pack_a": "none", "pack_b": "whole", "unroll_k": 4, "prefetch_a": "false",
+            "prefetch_b": 1024, "prefetch_c": "false",
+        });
+        let config = task.space.config_from_json(&config).unwrap();
+        task.template.estimate.unwrap()(&task.setting, &task.space, &config)
+    };
+    let ratio = cycles(8) / cycles(4);
+    assert!((0.9..1.2).contains(&ratio), "{ratio}");
+}
+
 /// Checks that no tile of a family is computed by loops over the remaining rows: each number of them has
 /// separate code.
 #[test]

@@ -18,8 +18,9 @@ pub(crate) struct OpenLoop {
 }
 
 /// Maximum and minimum multiple of iterations of an open reduction along contiguous elements: whole vectors,
-/// whose lanes accumulate parts of the result.
-const MOST_AT_ONCE: i64 = 64;
+/// whose lanes accumulate parts of the result. Softmax of MiniLM on an Emerald Rapids (2026-12-01, 8cc8085a),
+/// time for 32 at once over that for 64, at sizes of 23, 96 and 512: 0.63, 0.83, 1.04.
+const MOST_AT_ONCE: i64 = 32;
 
 const LEAST_AT_ONCE: i64 = 16;
 

@@ -30,7 +30,7 @@ pub const MATMUL: Template = Template {
     estimate: Some(|s, space, config| {
         // A member may have a choice of algorithms that its family does not have.
         let chosen = algorithm::chosen(&MatmulProduct::of(s), ALGORITHMS, space, config);
-        of_members(s, |s| (chosen.estimate)(s, &MatmulProduct::of(s), space, config))
+        of_members(s, |s, p| (chosen.estimate)(s, p, space, config))
     }),
 };
 
@@ -62,13 +62,18 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
 
 /// Geometric mean of an estimate over representative members of a family; for any other workload, its
 /// estimate.
-fn of_members(s: &TemplateSetting, estimate: impl Fn(&TemplateSetting) -> f64) -> f64 {
+fn of_members(s: &TemplateSetting, estimate: impl Fn(&TemplateSetting, &MatmulProduct) -> f64) -> f64 {
+    let whole = MatmulProduct::of(s);
     if !s.workload.is_family() {
-        return estimate(s);
+        return estimate(s, &whole);
     }
     let anchors = s.workload.anchors();
     let members = anchors.iter().filter_map(|sizes| s.workload.at(sizes));
-    let logs = members.map(|workload| estimate(&TemplateSetting { workload, ..s.clone() }).ln());
+    let logs = members.map(|workload| {
+        let s = TemplateSetting { workload, ..s.clone() };
+        let member = MatmulProduct { most_rows: whole.m, ..MatmulProduct::of(&s) };
+        estimate(&s, &member).ln()
+    });
     (logs.sum::<f64>() / anchors.len() as f64).exp()
 }
 
@@ -103,6 +108,8 @@ struct MatmulProduct {
     batch: Option<i64>,
     /// Number of rows; the maximum if it is dynamic.
     m: i64,
+    /// Number of rows of which blocks are parts: for a member of a family, the maximum.
+    most_rows: i64,
     /// Steps between possible numbers of rows, of columns and of terms of a sum, if these are dynamic.
     open: [Option<i64>; 3],
     n: i64,
@@ -181,7 +188,23 @@ impl MatmulProduct {
         let factor_bytes = copied.map_or(factor_bytes, |dtype| dtype.bytes() as i64);
         let open = ["m", "n", "k"].map(|size| w.open_sizes().find(|(name, _)| *name == size).map(|(_, r)| r.step));
         let loops = Contraction::LOOPS;
-        MatmulProduct { loops, batch, m, open, n, k, a, b, sum, has_epilogue, pairs, factor_bytes, dot, copied }
+        MatmulProduct {
+            loops,
+            batch,
+            m,
+            most_rows: m,
+            open,
+            n,
+            k,
+            a,
+            b,
+            sum,
+            has_epilogue,
+            pairs,
+            factor_bytes,
+            dot,
+            copied,
+        }
     }
 
     /// Number of reduction steps of one vector multiply-add.

@@ -26,7 +26,7 @@ pub const MATMUL_BLOCKED: Template = Template {
     serves: |s| is_product_on_cpu(s),
     space: |s| algorithm::space("matmul-blocked", s, &MatmulProduct::of(s), &[BLOCKED]),
     steps: |s, space, config| steps::steps(s, &MatmulProduct::of(s), space, config),
-    estimate: Some(|s, space, config| of_members(s, |s| estimate(s, &MatmulProduct::of(s), space, config))),
+    estimate: Some(|s, space, config| of_members(s, |s, p| estimate(s, p, space, config))),
 };
 
 /// Blocked product as an algorithm.
@@ -168,8 +168,11 @@ fn is_before(order: &[String], outer: &str, inner: &str) -> bool {
 /// Estimated cycles of the busiest thread.
 fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
-    let blocks = BlockSizes { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };
     let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));
+    // Blocks of a family's rows are as high at all sizes, and small sizes have fewer of them.
+    let row_blocks =
+        if p.m == p.most_rows { int("m_blocks") } else { ceil_div(p.m, block_of(p.most_rows, mr, int("m_blocks"))) };
+    let blocks = BlockSizes { rows: row_blocks, columns: int("n_blocks"), depth: int("k_blocks") };
     let each = |n: i64| ceil_div(n, s.n_threads as i64);
     let (mut own, mut of_own, mut n_begins) = (*p, blocks, 1);
     let share = SharedWork::of(s, space, config);
